@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from benchmarks.pages import DOCS, table
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.graph.ops import Op, OpKind
-from ladder_sim.graph.shapes import CollectiveShape
+from ladder_sim.kernels import CollectiveShape
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.validation.compare import (

@@ -12,17 +12,11 @@ from ladder_sim.confidence.interval import NORMAL_90
 from ladder_sim.costs.lookup import ErrorStats
 from ladder_sim.costs.profile import CalibrationProfile, StackFit
 from ladder_sim.costs.profile_file import load_profile
-from ladder_sim.costs.roofline import Kind
+from ladder_sim.kernels import TABLE_KINDS
 from ladder_sim.report.console import show, table
 from ladder_sim_calibration.fit.tables import curves_in, tables_in
 
 HEADINGS = ("table", "points", "judged against", "rows", "median", "p90", "max")
-# kinds of tables that models with latent attention need
-MOE_NAMES: Mapping[Kind, str] = {
-    "mla_prefill": "prefill latent attention",
-    "mla_decode": "decode latent attention",
-    "bmm": "latent projections",
-}
 FIGURE_HEADINGS = ("figure", "catalog", "fitted", "within", "prior within", "known from")
 
 
@@ -80,13 +74,13 @@ def describe_stack_fit(stack_fit: StackFit) -> RenderableType:
 
 def _errors(profile: CalibrationProfile) -> Iterator[tuple[str, str, str, ErrorStats]]:
     """Name, grid points, what it was judged against, and error of every table and curve."""
-    for _, _, name, ratios in tables_in(profile):
+    for name, ratios in tables_in(profile):
         for against, error in ratios.left_out.items():
             yield name, " x ".join(map(str, ratios.seconds.shape)), against, error
     for kind, tables in profile.moe.tables.items():
         for of, ratios in tables.items():
             for against, error in ratios.left_out.items():
-                yield f"{MOE_NAMES[kind]} {of}", " x ".join(map(str, ratios.seconds.shape)), against, error
+                yield f"{TABLE_KINDS[kind].label} {of}", " x ".join(map(str, ratios.seconds.shape)), against, error
     for name, errors in profile.moe.left_out.items():
         layers = sum(f"experts {key.format}" == name for key in profile.moe.experts)
         for against, error in errors.items():

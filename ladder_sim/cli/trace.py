@@ -280,7 +280,7 @@ def export(
     """Write the predicted passes of a prefill, or of a further token, as a trace."""
     import numpy as np
 
-    from ladder_sim.graph.ops import Phase
+    from ladder_sim.kernels import Phase
     from ladder_sim.report.traces import trace_figure
     from ladder_sim.specs.values import choice
     from ladder_sim.traces import perfetto

@@ -8,8 +8,8 @@ import numpy as np
 
 from ladder_sim.closed_loop.engine import FrontEnd, Scheduling, Served, Steps, simulate
 from ladder_sim.closed_loop.requests import Requests
-from ladder_sim.costs.hardware import Stack
 from ladder_sim.des.shared import Number, maximum, minimum
+from ladder_sim.kernels import Stack
 from ladder_sim.simulate.passes import ForwardPass
 from ladder_sim.simulate.request import Request
 from ladder_sim.specs.scenario import Scenario

@@ -7,11 +7,9 @@ from typing import Any
 import numpy as np
 
 from ladder_sim.closed_loop.engine import FrontEnd
-from ladder_sim.costs.hardware import Stack
 from ladder_sim.costs.memory import running_requests
 from ladder_sim.des.shared import maximum, minimum
-from ladder_sim.graph.ops import Phase
-from ladder_sim.graph.sizes import Sizes
+from ladder_sim.kernels import Phase, Sizes, Stack
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import StackSpec
 

@@ -13,8 +13,6 @@ from ladder_sim.costs.estimate import Source
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.memory import MemoryUse, kv_requests
 from ladder_sim.costs.profile import CalibrationProfile, Given
-from ladder_sim.costs.roofline import roofline_s
-from ladder_sim.graph.shapes import CollectiveShape
 from ladder_sim.simulate.request import Request
 from ladder_sim.specs.catalog import release
 from ladder_sim.specs.engine_options import name_in
@@ -177,13 +175,13 @@ def _not_in_tables(scenario: Scenario, profile: CalibrationProfile) -> Iterator[
 def _rewired(scenario: Scenario, simulated: Mapping[str, Request]) -> Iterator[str]:
     """Whether variants have all-reduces of their own, where the engine would take another algorithm."""
     stack = scenario.stack
-    shapes = (
-        step.prices[number][0].shape
+    messages = (
+        step.prices[number][0].message
         for request in simulated.values()
         for step, _ in request.passes
         for number in step.schedule.numbers
     )
-    rewired = any(isinstance(shape, CollectiveShape) and shape.kernel in ALL_REDUCE for shape in shapes)
+    rewired = any(message is not None and message.kernel in ALL_REDUCE for message in messages)
     if rewired and scenario.custom_allreduce:
         yield Caution(
             f"rewired models are priced with {stack.rewired_allreduce.upper()} on a side stream, as the plug-in for "
@@ -214,10 +212,10 @@ def _slow_decode(costs: KernelCosts, simulated: Mapping[str, Request]) -> Iterat
     if step is None:
         return
     kernels = [
-        (op, estimate, count * estimate.seconds, count * float(roofline_s(op.shape, costs.hardware.gpu)))
+        (op, estimate, count * estimate.seconds, count * float(op.shape.roofline_s(costs.hardware.gpu)))
         for number, count in zip(step.schedule.numbers, step.schedule.order.counts, strict=True)
         for op, estimate in [step.prices[number]]
-        if not isinstance(op.shape, CollectiveShape)
+        if op.stream == "compute"
     ]
     if sum(seconds for *_, seconds, _ in kernels) <= SLOW * sum(bound_s for *_, bound_s in kernels):
         return
@@ -231,10 +229,10 @@ def _slow_decode(costs: KernelCosts, simulated: Mapping[str, Request]) -> Iterat
 def _odd_links(scenario: Scenario, simulated: Mapping[str, Request]) -> Iterator[str]:
     """Yield which collective took far longer on the machine that was measured than its links allow."""
     errors = {
-        f"{op.kind.replace('_', '-')} of {format_bytes(float(op.shape.message_bytes))}": estimate.error
+        f"{op.kind.replace('_', '-')} of {format_bytes(float(op.message.message_bytes))}": estimate.error
         for step, _ in next(iter(simulated.values())).passes
         for op, estimate in (step.prices[number] for number in step.schedule.numbers)
-        if isinstance(op.shape, CollectiveShape) and estimate.source == "measured" and estimate.error > ODD - 1.0
+        if op.message is not None and estimate.source == "measured" and estimate.error > ODD - 1.0
     }
     if errors:
         worst = max(errors, key=errors.__getitem__)
@@ -251,10 +249,10 @@ def _beyond_sweep(scenario: Scenario, simulated: Mapping[str, Request]) -> Itera
     if sweep is None or sweep.others is None:
         return
     messages = {
-        float(op.shape.message_bytes)
+        float(op.message.message_bytes)
         for step, _ in next(iter(simulated.values())).passes
         for op, _ in (step.prices[number] for number in step.schedule.numbers)
-        if isinstance(op.shape, CollectiveShape) and op.kind == "all_reduce"
+        if op.message is not None and op.kind == "all_reduce"
     }
     beyond = sorted(size for size in messages if not bracketed(sweep.curve, np.array([size]))[0])
     if beyond:

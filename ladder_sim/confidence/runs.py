@@ -11,7 +11,7 @@ from ladder_sim.confidence.interval import NORMAL_90, Interval
 from ladder_sim.costs.hardware import FRONT_END, Link
 from ladder_sim.costs.profile import CalibrationProfile, StackFit, run_sizes
 from ladder_sim.costs.profile_file import shipped_fits
-from ladder_sim.costs.roofline import Gpu
+from ladder_sim.kernels import Gpu
 from ladder_sim.specs import catalog
 from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.plan import Plan

@@ -8,14 +8,14 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
 from ladder_sim.costs.collectives.algorithms import ALL_REDUCE, DISPATCHES, Holder
 from ladder_sim.des.shared import TINY, Demand, Number, maximum, minimum, where
 from ladder_sim.errors import ProfileError
-from ladder_sim.graph.shapes import BmmShape, GemmShape, MoeShape, Shape
+from ladder_sim.kernels import Shape
 
 # up to so many tokens a GEMM is a reduction, compiled (gpt-fast compiles one row only) or a library's GEMV
 GEMV_ROWS = 1
@@ -101,11 +101,7 @@ PARAMETERS = {field.name for field in dataclasses.fields(OverlapParameters)}
 def kernel_demand(shape: Shape, parameters: OverlapParameters, memory: Number, arithmetic: Number) -> Demand:
     """Return what a kernel takes of a GPU, given its share of the memory's bandwidth and of its arithmetic's peak."""
     delay, lost = parameters.kernel_delay, parameters.lost
-    if isinstance(shape, GemmShape | BmmShape | MoeShape):
-        # experts have several rows on average where there are several tokens
-        rows: Any = shape.tokens if isinstance(shape, MoeShape) else shape.m
-        if isinstance(shape, GemmShape) and shape.chunks > 1:
-            rows = shape.m / shape.chunks
+    if (rows := shape.rows) is not None:
         delay = where(rows > GEMV_ROWS, parameters.gemm_delay, delay)
         bound = minimum(1.0, arithmetic / maximum(memory, TINY))
         lost = lost + bound * (CLUSTERED - lost)

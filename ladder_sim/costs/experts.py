@@ -13,8 +13,8 @@ from typing import get_args
 import numpy as np
 
 from ladder_sim.costs.lookup import RatioTable
-from ladder_sim.costs.roofline import Experts
 from ladder_sim.des.shared import Floats
+from ladder_sim.kernels import Experts
 from ladder_sim.specs.workload import Imbalance
 
 # the imbalance that tables of experts are measured with; others are factors to it

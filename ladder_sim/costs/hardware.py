@@ -16,9 +16,9 @@ from numpy.typing import ArrayLike
 
 from ladder_sim.costs.contention import OverlapParameters
 from ladder_sim.costs.profile import RANK_SKEW, CalibrationProfile, FittedFigure
-from ladder_sim.costs.roofline import Gpu
 from ladder_sim.des.shared import Number, any_true
 from ladder_sim.errors import UnknownNameError, UsageError
+from ladder_sim.kernels import Gpu, Stack
 from ladder_sim.specs.cluster import FULL_NODE, ClusterSpec, LinkTier, mesh_share
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import StackSpec
@@ -48,45 +48,6 @@ class Link:
             any_true(self.bandwidth_Bps != other.bandwidth_Bps)
             or any_true(self.allreduce_floor_s != other.allreduce_floor_s)
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Stack:
-    """What the inference engine adds to each op."""
-
-    # as in `StackSpec`
-    collective_launch_s: Number
-    stream_wait_s: Number
-    eager_launch_s: Number
-    host_request_s: Number
-    host_rank_s: Number
-    frontend_s: Number
-    frontend_steps: Number
-    frontend_token_s: Number
-    quantize_s: Number
-    sustained_share: Number
-    """Share of the tensor cores' peak that GEMMs keep up over long prompts, limited by power; 1 or more: no limit."""
-    kernel_gap_s: Number = 0.0
-    """Idle time before each kernel beyond what the tables hold, seconds; 0: not measured."""
-    graph_launch_s: Number = 0.0
-    """CPU time from deciding to run a CUDA graph to its first kernel, seconds; 0: not measured."""
-    kernel_factor: Number = 1.0
-    """Time of every kernel, as a multiple of what all else says."""
-    collective_factor: Number = 1.0
-    """Time of every collective, as a multiple of what all else says."""
-    gemv_factor: Number = 1.0
-    """Time of a one-row GEMM, as a multiple of the table's."""
-    gemm_factor: Number = 1.0
-    """Time of a memory-bound GEMM of several rows, as a multiple of the table's."""
-    prompt_factor: Number = 1.0
-    """Time of a compute-bound GEMM and of attention over a prompt, as a multiple of the table's."""
-    attention_factor: Number = 1.0
-    """Time of decode attention's memory traffic, as a multiple of the table's."""
-    small_kernel_factor: Number = 1.0
-    """Floor of a small kernel, as a multiple of the GPU's."""
-    batched_attention_s: Number = 10e-6
-    """Fixed time that math attention of several sequences takes beyond one sequence's, seconds: four kernels of 2.5 us
-    (cache update, expansion and layout of heads, which one sequence fuses away)."""
 
 
 _FIGURES = frozenset(field.name for field in dataclasses.fields(Stack))

@@ -12,8 +12,7 @@ from typing import NamedTuple
 from ladder_sim.costs.lookup import Curve
 from ladder_sim.errors import ProfileError, UsageError
 from ladder_sim.graph.ops import Op
-from ladder_sim.graph.shapes import CollectiveShape, Shape, varies
-from ladder_sim.graph.sizes import STATE_BYTES
+from ladder_sim.kernels import STATE_BYTES, CollectiveShape, Shape, varies
 
 # kind and shape of an op
 OpKey = tuple[str, Shape]

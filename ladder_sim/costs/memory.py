@@ -13,8 +13,8 @@ import numpy as np
 
 from ladder_sim.des.shared import Floats
 from ladder_sim.graph.pass_kernels import kernels_of
-from ladder_sim.graph.shapes import Count
-from ladder_sim.graph.sizes import STATE_BYTES, PassInputs
+from ladder_sim.graph.rank import PassInputs
+from ladder_sim.kernels import STATE_BYTES, Count
 from ladder_sim.specs.layers import BlockKind, Dense, Mixer, Moe
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.plan import Plan

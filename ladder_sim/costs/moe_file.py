@@ -13,8 +13,7 @@ from pydantic import Field, ValidationError
 
 from ladder_sim.costs.experts import over
 from ladder_sim.costs.lookup import ErrorStats, RatioTable
-from ladder_sim.costs.profile import MoeTables, Positive, ProfileSource
-from ladder_sim.costs.roofline import Experts, Gpu, Kind
+from ladder_sim.costs.profile import MOE_KINDS, MoeTables, Positive, ProfileSource
 from ladder_sim.costs.table_parts import (
     CurvePart,
     ExpertLayer,
@@ -29,14 +28,13 @@ from ladder_sim.costs.table_parts import (
 from ladder_sim.costs.typed_json import BrokenRuleError, Head, Part, read_head, refused
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import ProfileError
+from ladder_sim.kernels import Experts, Gpu, Kind
 from ladder_sim.specs.workload import KvDType
 from ladder_sim.system.files import Schema, read_bytes
 
 SCHEMA = Schema()
 # a larger document is not such a file: shipped ones unpack to about 0.1 MB
 MAX_DOCUMENT_BYTES = 16 * 2**20
-# entries by kind of table
-TABLES: tuple[Kind, ...] = ("mla_prefill", "mla_decode", "bmm")
 
 
 class ExpertsPart(ExpertLayer):
@@ -94,8 +92,8 @@ def _tables(parsed: MoeDocument, reference: Gpu, base: MoeTables | None) -> MoeT
         experts[part.key] = _experts(part, reference, f"experts[{number}]")
     shares = {part.key: _share(part, base, f"shares[{number}]") for number, part in enumerate(parsed.shares)}
     tables: dict[Kind, dict[str, RatioTable]] = {
-        kind: {str(of): table(part, kind, of, reference, f"{kind}.{of}") for of, part in getattr(parsed, kind).items()}
-        for kind in TABLES
+        kind: {of: table(part, kind, of, reference, f"{kind}.{of}") for of, part in getattr(parsed, kind).items()}
+        for kind in MOE_KINDS
     }
     own = MoeTables(
         experts=experts,
@@ -119,7 +117,7 @@ def _tables(parsed: MoeDocument, reference: Gpu, base: MoeTables | None) -> MoeT
         },
         tables={
             kind: {**{of: over(None, each) for of, each in base.tables.get(kind, {}).items()}, **tables[kind]}
-            for kind in TABLES
+            for kind in MOE_KINDS
         },
         left_out={**base.left_out, **own.left_out},
         sources=(*base.sources, *own.sources),

@@ -14,11 +14,12 @@ from ladder_sim.costs.collectives.algorithms import MeasuredCollective, measured
 from ladder_sim.costs.experts import ANY_LAYER, experts_table
 from ladder_sim.costs.in_place import InPlace
 from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
-from ladder_sim.costs.roofline import GEMM_FORMATS, Experts, Gpu, Kind
+from ladder_sim.kernels import GEMM_FORMATS, TABLE_KINDS, Experts, Gpu, Kind, TableOf
 from ladder_sim.specs.cluster import ClusterSpec, GpuSpec
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.stack import AttentionKernel
 from ladder_sim.specs.workload import DType, Workload
 
 # in place of the name of a profile: datasheet figures only
@@ -27,6 +28,16 @@ NO_PROFILE = "none"
 CollectiveName = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 # those of tensor parallelism, which `calibrate run` measures
 COLLECTIVES: tuple[CollectiveName, ...] = ("all_reduce", "all_gather", "reduce_scatter")
+
+# where profiles hold tables of attention that is not latent: section and kernel
+ATTENTION: Mapping[Kind, tuple[str, AttentionKernel]] = {
+    "attention_prefill": ("attention_prefill", "flash"),
+    "attention_decode": ("attention_decode", "flash"),
+    "math_attention_decode": ("attention_decode", "math"),
+}
+
+# kinds of tables that only models with experts or latent attention need
+MOE_KINDS = tuple(kind for kind in TABLE_KINDS if kind not in ("gemm", "sample", "moe", *ATTENTION))
 
 # a figure is identified if the runs leave at most this share of its prior's spread
 IDENTIFIED = 0.7
@@ -284,7 +295,7 @@ class CalibrationProfile:
     gemm: Mapping[str, RatioTable]
     """Format (`ladder_sim.specs.workload.Format.name`) -> table over m, n, k."""
     attention_prefill: Mapping[str, Mapping[str, RatioTable]]
-    """Kernel -> type of the KV cache -> table over the axes of `ladder_sim.costs.roofline.AXES`."""
+    """Kernel -> type of the KV cache -> table over the axes of `TableKind.axes`."""
     attention_decode: Mapping[str, Mapping[str, RatioTable]]
     """Tables for one new token per sequence: kernel -> type of the KV cache -> table."""
     collectives: Mapping[str, Mapping[str, Mapping[int, Curve]]]
@@ -308,6 +319,23 @@ class CalibrationProfile:
     """What a running server measured, which the overheads were moved to; None: nothing."""
     read_moe: Callable[[], MoeTables] = MoeTables
     """Reads `moe`, which dense models do not need."""
+
+    def tables(self, kind: Kind) -> Mapping[str, RatioTable]:
+        """Return the tables of a kind but those of experts, by what tells them apart."""
+        if kind in ATTENTION:
+            section, kernel = ATTENTION[kind]
+            of_kernel: Mapping[str, RatioTable] = getattr(self, section).get(kernel, {})
+            return of_kernel
+        own: Mapping[Kind, Mapping[str, RatioTable]] = {"gemm": self.gemm, "sample": self.sampling}
+        return own[kind] if kind in own else self.moe.tables.get(kind, {})
+
+    def table(self, kind: Kind, of: TableOf, gpu: GpuSpec) -> tuple[RatioTable | None, bool]:
+        """Return the table of a kernel, and whether it is its own: if it is missing, another's ratios hold on a GPU."""
+        if isinstance(of, Experts):
+            stand_in = self.moe.format_for(of.format, gpu)
+            return self.moe.experts_table(of._replace(format=stand_in)), stand_in == of.format
+        tables = self.tables(kind)
+        return tables.get(of, tables.get(TABLE_KINDS[kind].stand_ins.get(of, "bf16"))), of in tables
 
     @property
     def tables_of(self) -> str:

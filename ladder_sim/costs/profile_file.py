@@ -16,8 +16,15 @@ from pydantic import Field, ValidationError
 from ladder_sim.costs.contention import PARAMETERS
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.lookup import RatioTable
-from ladder_sim.costs.profile import CalibrationProfile, CollectiveName, MoeTables, Positive, ProfileSource, StackFit
-from ladder_sim.costs.roofline import ATTENTION, Gpu, Kind
+from ladder_sim.costs.profile import (
+    ATTENTION,
+    CalibrationProfile,
+    CollectiveName,
+    MoeTables,
+    Positive,
+    ProfileSource,
+    StackFit,
+)
 from ladder_sim.costs.table_parts import (
     CurvePart,
     ExpertsTablePart,
@@ -33,6 +40,7 @@ from ladder_sim.costs.table_parts import (
 )
 from ladder_sim.costs.typed_json import BrokenRuleError, Head, Part, read_head, refused
 from ladder_sim.errors import LadderSimError, ProfileError, UnknownNameError
+from ladder_sim.kernels import Gpu, Kind
 from ladder_sim.specs import catalog
 from ladder_sim.specs.stack import Sampling
 from ladder_sim.specs.workload import KvDType

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -10,14 +10,13 @@ from pydantic import Field
 from ladder_sim.costs.in_place import InPlace, Wait
 from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
 from ladder_sim.costs.profile import Positive
-from ladder_sim.costs.roofline import AXES, Experts, Gpu, Kind, TableOf, roofline_s, table_shape
 from ladder_sim.costs.typed_json import BrokenRuleError, Part
 from ladder_sim.des.shared import Floats
-from ladder_sim.graph.shapes import Shape
+from ladder_sim.kernels import KERNELS, TABLE_KINDS, Experts, Gpu, Kind, TableOf
 from ladder_sim.specs.workload import Imbalance
 
-# shapes by name, as files hold them
-SHAPES = {shape.__name__: shape for shape in get_args(Shape)}
+# kernels by name, as files hold them
+SHAPES = {kernel.__name__: kernel for kernel in KERNELS}
 # `ladder_sim.specs.workload.Format.name`
 FormatName = Literal["bf16", "fp8", "fp8-block", "nvfp4", "w4a16", "mxfp4"]
 Ranks = Annotated[int, Field(ge=2, le=1_000_000, strict=False)]
@@ -140,8 +139,8 @@ def grid(
     axes: Mapping[str, list[float]], kind: Kind, entries: Sequence[object], where: str, name: str
 ) -> dict[str, Floats]:
     """Return the axes of a table of `kind`; its `entries`, called `name`, must be as many as the axes make."""
-    if tuple(axes) != AXES[kind]:
-        raise BrokenRuleError(f"{where}.axes is {', '.join(axes)}; it must be {', '.join(AXES[kind])}")
+    if tuple(axes) != TABLE_KINDS[kind].axes:
+        raise BrokenRuleError(f"{where}.axes is {', '.join(axes)}; it must be {', '.join(TABLE_KINDS[kind].axes)}")
     arrays = {name: _increasing(values, f"{where}.axes.{name}") for name, values in axes.items()}
     shape = tuple(len(values) for values in arrays.values())
     if len(entries) != np.prod(shape, dtype=float):
@@ -152,7 +151,7 @@ def grid(
 def ideal_time_s(axes: Mapping[str, Floats], kind: Kind, table_of: TableOf, reference: Gpu) -> Floats:
     """Return the ideal times on a grid, in seconds."""
     points = dict(zip(axes, np.ix_(*axes.values()), strict=True))
-    return roofline_s(table_shape(kind, table_of, points), reference)
+    return TABLE_KINDS[kind].shape(table_of, points).roofline_s(reference)
 
 
 def curve(part: CurvePart, where: str) -> Curve:

@@ -48,6 +48,11 @@ def where(condition: Any, value: Any, other: Any) -> Any:
     return value if condition else other
 
 
+def number(value: Any) -> Number:
+    """Return a plain number instead of a numpy scalar, which is slow to compute with."""
+    return value if isinstance(value, np.ndarray) and value.ndim else float(value)
+
+
 def values_of(value: Number, chosen: NDArray[np.int_]) -> Number:
     """Return the values of the chosen configurations; a number holds for all of them."""
     return value[chosen] if isinstance(value, np.ndarray) else value

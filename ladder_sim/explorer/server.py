@@ -28,7 +28,7 @@ from ladder_sim.explorer.page import asset, banner, document, reply
 from ladder_sim.explorer.panels import Panel
 from ladder_sim.explorer.state import MAX_BYTES, read_config
 from ladder_sim.explorer.views import VIEWS
-from ladder_sim.graph.ops import Phase
+from ladder_sim.kernels import Phase
 from ladder_sim.sweeps.executors import settle
 from ladder_sim.traces import perfetto
 from ladder_sim.traces.predicted import predicted_run

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from ladder_sim.graph.kernels import NORM, BlockStructure
+from ladder_sim.graph.block import NORM, BlockStructure
 from ladder_sim.graph.ops import BlockKey, InChunks, OpKind, PortionOf, ResidualOp, Role
 from ladder_sim.specs.layers import BlockNorms
 from ladder_sim.wirings import layout as wirings

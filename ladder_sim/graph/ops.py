@@ -1,59 +1,18 @@
 """Operations of one rank in one forward pass, and which of the pass's kernels each is."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
-from ladder_sim.graph.shapes import Shape
+from ladder_sim.kernels import WHOLE, CollectiveShape, Portion, Shape, Sizes
 from ladder_sim.wirings.rules import Part
 
-# mixed: a step of continuous batching, decode of some sequences and prompt tokens of others in one pass
-Phase = Literal["prefill", "decode", "mixed"]
 Stream = Literal["compute", "comm"]
-# by phase, `GemmShape.duty` of a run of such passes alone; that of mixed steps depends on how many there are
-PROMPT_DUTY: Mapping[Phase, float] = {"prefill": 1.0, "decode": 0.0, "mixed": 0.0}
-CollectiveKind = Literal[
-    "all_reduce",
-    "all_reduce_norm",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "dispatch",
-    "combine",
-    "broadcast",
-    "send",
-]
-OpKind = Literal[
-    "embedding",
-    "norm",
-    "gemm",
-    "bmm",
-    "expand",
-    "router",
-    "experts",
-    "rope",
-    "quantize",
-    "attention",
-    "activation",
-    "add",
-    "copy",
-    "lm_head",
-    "sample",
-    CollectiveKind,
-]
+Exchange = Literal["all_to_all", "dispatch", "combine"]
+CollectiveKind = Literal["all_reduce", "all_reduce_norm", "all_gather", "reduce_scatter", "broadcast", "send", Exchange]
+BlockOpKind = Literal["gemm", "bmm", "expand", "router", "experts", "rope", "quantize", "attention", "activation"]
+OpKind = Literal[BlockOpKind, CollectiveKind, "embedding", "norm", "add", "copy", "lm_head", "sample"]
 
 COLLECTIVE_KINDS: frozenset[str] = frozenset(get_args(CollectiveKind))
-
-
-class Portion(NamedTuple):
-    """A part of a pass's tokens."""
-
-    number: int = 0
-    of: int = 1
-    """Number of parts."""
-
-
-WHOLE = Portion()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,30 +37,35 @@ class Op:
         """Collectives run in order on a stream of their own, everything else on the compute stream."""
         return "comm" if self.kind in COLLECTIVE_KINDS else "compute"
 
+    @property
+    def message(self) -> CollectiveShape | None:
+        """Message of a collective; None: the op is a kernel, which runs on one rank by itself."""
+        return cast(CollectiveShape, self.shape) if self.kind in COLLECTIVE_KINDS else None
 
-# ops between the blocks, and before and after all of them; "add_norm" is a norm that adds an output first, "add_others"
-# adds a sum without the rank's own part, which the residual has; "sum_parts" adds up what ranks sent of each token
-ResidualOpName = Literal[
-    "embedding",
-    "add",
-    "add_others",
-    "post_norm",
-    "shared_add",
-    "norm",
-    "add_norm",
-    "all_reduce_norm",
-    "fold",
-    "sum_parts",
-    "slice",
-    "all_gather",
-    "reduce_scatter",
-    "all_reduce",
-    "send",
-    "lm_head",
-    "gather_logits",
-    "sample",
-    "broadcast",
-]
+    def resized(self, sizes: Sizes) -> "Op":
+        """Return the op of passes of these sizes, given that of a single token."""
+        part = sizes.part(self.portion)
+        rows: Any = part.tokens
+        if self.shape.per_sequence or (self.kind == "lm_head" and not part.every_logit):
+            rows = part.batch + part.prompts
+        if self.kind == "expand" and part.smallest == 2:
+            rows = part.prompts * part.chunk
+        return Op(
+            name=self.name,
+            kind=self.kind,
+            shape=self.shape.resized(part, rows),
+            layer=self.layer,
+            weight_bytes=self.weight_bytes,
+            portion=self.portion,
+        )
+
+
+# ops before the first block and behind the last
+EndName = Literal["embedding", "lm_head", "gather_logits", "sample", "broadcast"]
+# ops between the blocks; "add_norm" is a norm that adds an output first, "add_others" adds a sum without the rank's own
+# part, which the residual has; "sum_parts" adds up what ranks sent of each token
+JoinName = Literal["add", "add_others", "shared_add", "norm", "add_norm", "post_norm", "fold", "sum_parts", "slice"]
+ResidualOpName = Literal[EndName, JoinName, "all_reduce", "all_reduce_norm", "all_gather", "reduce_scatter", "send"]
 
 
 class ResidualOp(NamedTuple):

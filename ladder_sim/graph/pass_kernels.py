@@ -9,16 +9,19 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import cast
 
-from ladder_sim.graph.attention import attend, attention, qkv_width
-from ladder_sim.graph.feed_forward import feed_forward, mlp
-from ladder_sim.graph.kernels import NORM, BlockKernels
+from ladder_sim.graph import layers
+from ladder_sim.graph.block import NORM, BlockKernels
+from ladder_sim.graph.layers import gqa, mlp
 from ladder_sim.graph.layout import PART_NAMES, Layout, Structure, lay_out
-from ladder_sim.graph.mixer import mixer
-from ladder_sim.graph.ops import WHOLE, BlockKey, InChunks, Op, OpKind, Phase, Portion, PortionOf, ResidualOp, Role
-from ladder_sim.graph.shapes import CollectiveShape, ElementwiseShape, GemmShape, SampleShape, Shape
-from ladder_sim.graph.sizes import STATE_BYTES, PassInputs, RankPass, Sizes, model_blocks, operands
+from ladder_sim.graph.ops import BlockKey, InChunks, Op, OpKind, PortionOf, ResidualOp, Role
+from ladder_sim.graph.rank import PassInputs, RankPass, model_blocks
 from ladder_sim.graph.techniques.forms import form, rewrites_of, rewritten
-from ladder_sim.specs.layers import BlockKind, Dense, Gqa, Mixer, Mla
+from ladder_sim.kernels import STATE_BYTES, WHOLE, Phase, Portion, Shape, Sizes
+from ladder_sim.kernels.collective import CollectiveShape
+from ladder_sim.kernels.elementwise import ElementwiseShape
+from ladder_sim.kernels.gemm import GemmShape, operands
+from ladder_sim.kernels.sampling import SampleShape
+from ladder_sim.specs.layers import Dense, Gqa
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.techniques import TECHNIQUES
 from ladder_sim.specs.workload import FORMATS
@@ -115,19 +118,17 @@ class PassKernels:
         rank, blocks, reduces = self.rank, self._model_blocks, key.reduces
         block = BlockKernels(rank, PART_NAMES[key.part])
         if key.part == "attention":
-            block.output = _kernels(block, blocks.attentions[key.attention], reduces=reduces)
+            block.output = layers.add(block, blocks.attentions[key.attention], reduces=reduces)
         elif key.part == "mlp":
-            block.output = _kernels(block, blocks.feed_forwards[key.feed_forward], reduces=reduces)
+            block.output = layers.add(block, blocks.feed_forwards[key.feed_forward], reduces=reduces)
         else:
             own, other = blocks.attentions[key.attention], blocks.feed_forwards[key.feed_forward]
             one_format = rank.format("qkv", own) == rank.format("mlp", other)
             if isinstance(own, Gqa) and isinstance(other, Dense) and one_format:
                 outputs = _wide(block, own, other, reduces=reduces)
             else:
-                outputs = [
-                    _kernels(block, own, "attn.", reduces=reduces),
-                    _kernels(block, other, "mlp.", reduces=reduces),
-                ]
+                parts = ((own, "attn."), (other, "mlp."))
+                outputs = [layers.add(block, kind, prefix, reduces=reduces) for kind, prefix in parts]
             block.output = block.elementwise("sum", "add", 3 * rank.state_bytes, outputs)
         return block
 
@@ -208,26 +209,18 @@ def pass_ops(scenario: Scenario | PassInputs, phase: Phase, kv_len: int) -> list
         sizes = Sizes.of(stack, phase, kv_len, **given)
     # those of a part of the tokens, grown from one token's
     small = PassKernels(inputs.of_one_token(), phase).ops(layout)
-    return [op if op.portion == WHOLE else sizes.op(one) for op, one in zip(kernels.ops(layout), small, strict=True)]
+    pairs = zip(kernels.ops(layout), small, strict=True)
+    return [op if op.portion == WHOLE else one.resized(sizes) for op, one in pairs]
 
 
 def _op(role: ResidualOp, kind: OpKind, shape: Shape, weights: float = 0.0) -> Op:
     return Op(name=f"stream.{role.op}", kind=kind, shape=shape, weight_bytes=weights)
 
 
-def _kernels(block: BlockKernels, kind: BlockKind, prefix: str = "", *, reduces: bool) -> int:
-    """Add the kernels of a kind of block; return its output's position."""
-    if isinstance(kind, Mixer):
-        return mixer(block, kind, prefix, reduces=reduces)
-    if isinstance(kind, Gqa | Mla):
-        return attention(block, kind, prefix, reduces=reduces)
-    return feed_forward(block, kind, prefix, reduces=reduces)
-
-
 def _wide(block: BlockKernels, own: Gqa, other: Dense, *, reduces: bool) -> list[int]:
     """Add attention and MLP side by side, whose first projections are one GEMM."""
     rank = block.rank
-    qkv, up = qkv_width(own, rank.tp), other.up_width // rank.tp
+    qkv, up = gqa.qkv_width(own, rank.tp), other.up_width // rank.tp
     bias = qkv * own.qkv_bias + up * other.bias
     wide = block.linear("qkv_up", qkv + up, own.hidden, [NORM], format=rank.format("qkv", own), bias=bias)
-    return [attend(block, own, wide, reduces=reduces), mlp(block, other, wide)]
+    return [gqa.attend(block, own, wide, reduces=reduces), mlp.down(block, other, wide)]

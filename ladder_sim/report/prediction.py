@@ -21,8 +21,7 @@ from ladder_sim.display.labels import (
     next_to_label,
     wiring_label,
 )
-from ladder_sim.graph.ops import Op, Phase
-from ladder_sim.graph.shapes import AttentionShape, BmmShape, CollectiveShape, GemmShape, MlaShape, MoeShape
+from ladder_sim.kernels import Phase
 from ladder_sim.prediction import Prediction, Predictions, own_variant
 from ladder_sim.report.columns import Column, fields_of, percent, table_of
 from ladder_sim.report.console import WholeTable, table
@@ -31,7 +30,6 @@ from ladder_sim.report.report import WIDTH, Brief, Remark, Report
 from ladder_sim.simulate.breakdown import SimulatedOp
 from ladder_sim.simulate.collectives import Collective
 from ladder_sim.simulate.passes import ForwardPass
-from ladder_sim.specs.workload import KV_BYTES
 from ladder_sim.units import format_bytes, format_seconds
 from ladder_sim.wirings.names import NO_COMMUNICATION
 
@@ -121,10 +119,7 @@ class PredictionReport(Report[Predictions]):
             sentence=_verdict(predictions),
             asked=asked_text(confidence.scenario),
             table=table_of(SHOWN, list(_rows(predictions)), width=WIDTH),
-            remarks=[
-                Remark("why", reason_text(predictions)),
-                Remark("evidence", evidence_text(confidence)),
-            ],
+            remarks=[Remark("why", reason_text(predictions)), Remark("evidence", evidence_text(confidence))],
             offers=[Remark("instead", text) for text in _instead(predictions)],
             cautions=self.notes.warnings,
         )
@@ -375,7 +370,7 @@ def _op_table(title: str, step: ForwardPass) -> WholeTable:
     for member, like in reversed(list(zip(step.ops, layout.same_as, strict=True))):
         name = member.op.name.partition(".")[2] if member.op.layer >= 0 else member.op.name
         stream = "stream of its own" if like in apart else ""
-        shape = ", ".join(filter(None, (_shape_text(member.op), member.estimate.algorithm, stream)))
+        shape = ", ".join(filter(None, (member.op.shape.label, member.estimate.algorithm, stream)))
         rows.setdefault((name, shape, float(member.estimate.seconds)), []).append(member)
     body = []
     for (name, shape, each_s), members in reversed(rows.items()):
@@ -415,35 +410,5 @@ def _collectives_table(collectives: Sequence[Collective]) -> WholeTable:
         for each in collectives
     ]
     return table(
-        ("collective", "waits for", "can run next to", "needed by", "count", "message", "all", "hidden"),
-        rows,
-        left=4,
+        ("collective", "waits for", "can run next to", "needed by", "count", "message", "all", "hidden"), rows, left=4
     )
-
-
-def _shape_text(op: Op) -> str:
-    """Return an op's size in a few characters."""
-    shape = op.shape
-    if isinstance(shape, GemmShape):
-        return f"{_count_text(shape.m)} x {shape.k} x {shape.n}, {shape.format}"
-    if isinstance(shape, AttentionShape):
-        lengths = f"{_count_text(shape.q_len)} on {_count_text(shape.kv_len)}"
-        cache = ", fp8 cache" if shape.kv_element_bytes == KV_BYTES["fp8"] else ""
-        return f"{shape.kernel}, {shape.heads}/{shape.kv_heads} heads, {lengths}{cache}"
-    if isinstance(shape, MoeShape):
-        routed = f"{shape.top_k} of {shape.experts} x {shape.width}"
-        split = f", EP {shape.ep}" if shape.ep > 1 else ""
-        return f"{_count_text(shape.tokens)} x {shape.hidden}, {routed}{split}, {shape.format}"
-    if isinstance(shape, BmmShape):
-        return f"{shape.heads} heads, {_count_text(shape.m)} x {shape.k} x {shape.n}, {shape.format}"
-    if isinstance(shape, MlaShape):
-        lengths = f"{_count_text(shape.q_len)} on {_count_text(shape.kv_len)}"
-        return f"latent {shape.latent} + {shape.rope}, {shape.heads} heads, {lengths}"
-    if isinstance(shape, CollectiveShape):
-        return format_bytes(shape.message_bytes)
-    return format_bytes(shape.moved_bytes)
-
-
-def _count_text(count: float) -> str:
-    """Return a number of tokens as text: in a mixed step it may be a mean."""
-    return f"{round(count, 1):.12g}"

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Self, TypeVar, get_args
 
 from ladder_sim.costs.estimate import Estimate
-from ladder_sim.costs.roofline import Gpu
 from ladder_sim.des.timeline import Timeline, overlap_s
 from ladder_sim.graph.ops import CollectiveKind, Op
+from ladder_sim.kernels import Gpu
 from ladder_sim.simulate.lower import COMM, COMPUTE, Schedule
 from ladder_sim.specs.cluster import GpuSpec
 
@@ -168,7 +168,7 @@ def _limit(op: Op, gpu: Gpu) -> str:
     """Return what bounds an op: a link, tensor cores, memory bandwidth, or a small kernel's fixed cost."""
     if op.stream == "comm":
         return op.kind
-    arithmetic_s = op.shape.flops / gpu.peak_flops(op.shape)
+    arithmetic_s = op.shape.arithmetic_s(gpu)
     traffic_s = op.shape.moved_bytes / gpu.hbm_bandwidth_Bps
     if max(arithmetic_s, traffic_s) < gpu.kernel_s:
         return "small kernels"

@@ -24,11 +24,11 @@ from ladder_sim.des import engine, scan
 from ladder_sim.des.program import Program
 from ladder_sim.des.shared import Device, Number, any_true, maximum, minimum, values_of
 from ladder_sim.des.timeline import TaskTimes, Timeline
-from ladder_sim.graph.ops import WHOLE, Op, Phase
+from ladder_sim.graph.ops import Op
 from ladder_sim.graph.pass_kernels import kernels_of
-from ladder_sim.graph.shapes import CachedAttention, Multiplication
-from ladder_sim.graph.sizes import PassInputs, Sizes
+from ladder_sim.graph.rank import PassInputs
 from ladder_sim.graph.techniques.forms import form, rewrites_of
+from ladder_sim.kernels import WHOLE, Phase, Sizes
 from ladder_sim.simulate.breakdown import Breakdown, SimulatedOp, simulated_ops
 from ladder_sim.simulate.collectives import Collective, collectives
 from ladder_sim.simulate.lower import COMPUTE, Schedule, lower, op_times, schedule_pass
@@ -139,7 +139,7 @@ class ForwardPass:
         for number, count in zip(numbers, self.schedule.order.counts, strict=True):
             op, estimate = self.prices[number]
             slowed_s = slowed_s + count * estimate.slowed_s
-            if isinstance(op.shape, Multiplication | CachedAttention):
+            if op.shape.on_tensor_cores:
                 multiplied_s = multiplied_s + count * estimate.seconds
         if not any_true(slowed_s > 0.0):
             return self
@@ -365,7 +365,7 @@ def price(
                 place = in_parts.setdefault(like, place)
             places.append((number, key, place))
             if place == len(sized):
-                sized.append(sizes.op(op))
+                sized.append(op.resized(sizes))
     prices: list[dict[int, tuple[Op, Estimate]]] = [{} for _ in passes]
     estimates = costs.estimates(sized)
     for number, key, place in places:

@@ -19,10 +19,9 @@ from ladder_sim.costs.hardware import Hardware, one_length
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.des.shared import Number
-from ladder_sim.graph.ops import Phase
-from ladder_sim.graph.shapes import Count
-from ladder_sim.graph.sizes import PassInputs, Sizes
+from ladder_sim.graph.rank import PassInputs
 from ladder_sim.graph.techniques.forms import form
+from ladder_sim.kernels import Count, Phase, Sizes
 from ladder_sim.simulate.breakdown import Breakdown
 from ladder_sim.simulate.passes import Engine, ForwardPass, forward_passes
 from ladder_sim.simulate.path import PathSums

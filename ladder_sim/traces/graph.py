@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
 
-from ladder_sim.graph.ops import COLLECTIVE_KINDS, Phase
+from ladder_sim.graph.ops import COLLECTIVE_KINDS
+from ladder_sim.kernels import Phase
 from ladder_sim.specs.scenario import Scenario
 
 # kinds of collectives: those that predictions have, and others; "collective": which one is not recorded

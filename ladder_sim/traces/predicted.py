@@ -17,8 +17,8 @@ from ladder_sim.costs.hardware import Hardware
 from ladder_sim.des.shared import NOTHING
 from ladder_sim.des.timeline import Timeline
 from ladder_sim.errors import UsageError
-from ladder_sim.graph.ops import Op, Phase
-from ladder_sim.graph.shapes import CollectiveShape, Shape
+from ladder_sim.graph.ops import Op
+from ladder_sim.kernels import Phase, Shape
 from ladder_sim.prediction import simulation_inputs
 from ladder_sim.simulate.lower import LAUNCH
 from ladder_sim.simulate.passes import ENGINES, STEADY, Engine, ForwardPass, simulate
@@ -275,8 +275,8 @@ def _graphs(
         ops = tuple(distinct[like] for like in schedule.layout.same_as)
         launches = len(timeline.end_s) // ranks - len(ops)
         collectives = [
-            Collective(message_bytes=float(op.shape.message_bytes), group="tp", ranks=scenario.plan.tp)
-            if isinstance(op.shape, CollectiveShape)
+            Collective(message_bytes=float(op.message.message_bytes), group="tp", ranks=scenario.plan.tp)
+            if op.message
             else None
             for op in ops
         ]

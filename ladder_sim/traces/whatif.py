@@ -11,7 +11,7 @@ from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.ops import Op
-from ladder_sim.graph.shapes import CollectiveShape
+from ladder_sim.kernels import CollectiveShape
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.traces.graph import HOST_KINDS, REDUCES, SCOPE_SEPARATOR, TraceGraph, TraceOp
 

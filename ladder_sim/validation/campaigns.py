@@ -58,6 +58,8 @@ class Server:
     """Arguments of `ladder_sim.Scenario`."""
     server: Mapping[str, float] = field(default_factory=dict)
     """Settings of the server, as `Scenario` has overrides, that are not the stack's."""
+    requests: Mapping[str, float] = field(default_factory=dict)
+    """Fields of `Traffic` that the files of the loads do not have; a prefix is a part of their prompts."""
     source: str
     """Where this is stated, or that it is assumed."""
 

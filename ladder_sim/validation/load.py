@@ -1,14 +1,16 @@
 """Loads that a load generator measured, next to simulations of the same requests."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ladder_sim.answer import Answer
 from ladder_sim.confidence import Confidence
 from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.serving.intervals import under_load
+from ladder_sim.serving.requests.request import Request
 from ladder_sim.serving.requests.result import Result
+from ladder_sim.serving.requests.traffic import Traffic
 from ladder_sim.serving.service import Service
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
@@ -118,10 +120,11 @@ def _compare(
     result: Result, given: Mapping[str, Any], overrides: Mapping[str, Any], profile: str | None
 ) -> LoadComparison:
     scenario = _scenario(result, given, overrides)
+    requests = _requests(result)
     if result.left_out:
         return LoadComparison(result=result, scenario=scenario, figures={}, confidence=None, note=result.left_out)
-    service = Service.for_requests(scenario, result.requests, profile=profile)
-    served = under_load(service, result.requests, "standard", concurrency=result.concurrency)
+    service = Service.for_requests(scenario, requests, profile=profile)
+    served = under_load(service, requests, "standard", concurrency=result.concurrency)
     predicted = served["standard"].figures
     return LoadComparison(
         result=result,
@@ -160,6 +163,16 @@ def _scenario(result: Result, given: Mapping[str, Any], overrides: Mapping[str, 
     # each replica has a request, whatever comes
     replicas = arguments.get("dp", 1) * arguments.get("attention_dp", 1)
     return Scenario(**arguments, concurrency=replicas, overrides=overrides)
+
+
+def _requests(result: Result) -> Traffic | Sequence[Request]:
+    """Return the requests of a load: as the file says, and what is known of its campaign."""
+    requests = result.requests
+    if "campaign" not in result.server or not isinstance(requests, Traffic):
+        return requests
+    known: Mapping[str, Any] = server_of(str(result.server["campaign"])).requests
+    own = replace(requests.prompt, first=requests.prompt.first - known.get("prefix", 0))
+    return replace(requests, **known, prompt=own)
 
 
 def _said(server: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from ladder_sim.costs.collectives.network import Network
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile_file import load_profile
-from ladder_sim.costs.roofline import Experts, Gpu, roofline_s, table_shape
 from ladder_sim.errors import SpecError
+from ladder_sim.kernels import TABLE_KINDS, Experts, Gpu
 from ladder_sim.prediction import predict
 from ladder_sim.specs import catalog
 from ladder_sim_calibration.__main__ import main
@@ -150,7 +150,7 @@ def test_what_is_measured_of_attention_sampling_and_experts_is_what_predictions_
     for tokens in (1.0, 4.0, 16.0, 64.0, 256.0):
         for expert_tp, ep in ((8.0, 1.0), (1.0, 8.0)):
             split = {"expert_tp": expert_tp, "ep": ep, "tokens": tokens}
-            seconds = (1.0 + ep / 8.0) * float(roofline_s(table_shape("moe", layer, split), gpu))
+            seconds = (1.0 + ep / 8.0) * float(TABLE_KINDS["moe"].shape(layer, split).roofline_s(gpu))
             expected[ep, tokens] = seconds
             store.append(Sample(op="experts", point={**sizes, **split}, seconds=seconds))
     path = tmp_path / "p.json.gz"

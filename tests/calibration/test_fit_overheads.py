@@ -12,8 +12,8 @@ from ladder_sim.costs.contention import OverlapParameters, kernel_demand, memory
 from ladder_sim.costs.hardware import Hardware, skew_growth
 from ladder_sim.costs.profile import HBM_EFFICIENCY, JITTER_KEY, RANK_SKEW
 from ladder_sim.costs.profile_file import load_profile, save_profile
-from ladder_sim.costs.roofline import table_shape
 from ladder_sim.des.shared import Demand, Device
+from ladder_sim.kernels import TABLE_KINDS
 from ladder_sim.report.console import to_text
 from ladder_sim.specs import catalog
 from ladder_sim_calibration.fit.command import report
@@ -106,7 +106,8 @@ def by_law(planted: OverlapParameters) -> Iterator[Sample]:
     """Kernels and all-reduces beside each other, and kernels beside held SMs, as the simulator has them."""
     device = Device(sms=GPU.sms)
     for name, point in KERNELS:
-        shape = table_shape(*TABLES[name], point)
+        kind, of = TABLES[name]
+        shape = TABLE_KINDS[kind].shape(of, point)
         # a GEMM of many rows takes its arithmetic
         alone_s = max(shape.flops / GPU.bf16_flops, shape.moved_bytes / (0.8 * HBM_EFFICIENCY * GPU.hbm_bandwidth_Bps))
         memory = shape.moved_bytes / (HBM_EFFICIENCY * GPU.hbm_bandwidth_Bps * alone_s)

@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from ladder_sim.costs.profile import COLLECTIVES
-from ladder_sim.costs.roofline import Experts, coordinates, table_key
 from ladder_sim.errors import LadderSimError, UsageError
+from ladder_sim.kernels import Experts
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import ResidualAdd
@@ -205,11 +205,11 @@ def test_what_a_prediction_looks_up_is_measured() -> None:
             wanted = [op for op in graph.ops() if op.kind in kinds]
             assert {op.kind for op in wanted} == kinds
             for shape in {op.shape for op in wanted}:
-                key = table_key(shape)
+                key = shape.lookup
                 assert key is not None
-                names = [op for op, (kind, of) in TABLES.items() if kind == key[0] and of in (key[1], "bf16")]
-                layer = [float(size) for size in key[1][1:5]] if isinstance(key[1], Experts) else []
-                assert (names[0], *layer, *coordinates(shape).values()) in measured, shape
+                names = [op for op, (kind, of) in TABLES.items() if kind == key.kind and of in (key.of, "bf16")]
+                layer = [float(size) for size in key.of[1:5]] if isinstance(key.of, Experts) else []
+                assert (names[0], *layer, *key.point.values()) in measured, shape
 
 
 def test_experts_are_measured_of_models_that_have_some() -> None:

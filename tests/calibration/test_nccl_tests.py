@@ -13,7 +13,7 @@ from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.graph.ops import Op
-from ladder_sim.graph.shapes import CollectiveShape
+from ladder_sim.kernels import CollectiveShape
 from ladder_sim_calibration.__main__ import main
 from ladder_sim_calibration.nccl_tests.sweep import (
     Sweep,

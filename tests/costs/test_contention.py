@@ -26,9 +26,9 @@ from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.des.shared import Demand, Device
 from ladder_sim.errors import ProfileError
-from ladder_sim.graph.ops import COLLECTIVE_KINDS, Op, Phase
-from ladder_sim.graph.shapes import AttentionShape, ElementwiseShape, GemmShape, Shape
-from ladder_sim.graph.sizes import PassInputs
+from ladder_sim.graph.ops import COLLECTIVE_KINDS, Op
+from ladder_sim.graph.rank import PassInputs
+from ladder_sim.kernels import AttentionShape, ElementwiseShape, GemmShape, Phase, Shape
 from ladder_sim.prediction import predict
 from ladder_sim.specs.scenario import Scenario
 from tests.support.graphs import build

@@ -14,9 +14,8 @@ from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.kernels import MEASURED_FALL, KernelCosts
 from ladder_sim.costs.lookup import RatioTable
 from ladder_sim.costs.profile_file import load_profile
-from ladder_sim.costs.roofline import Experts, coordinates, roofline_s, table_key, table_shape
 from ladder_sim.graph.ops import Op
-from ladder_sim.graph.shapes import MoeShape, Shape
+from ladder_sim.kernels import TABLE_KINDS, Experts, MoeShape, Shape
 from ladder_sim.specs.workload import FORMATS, DType
 from tests.support.shapes import bmm_shape, mla_shape, moe_shape
 from tools.profiles.aiconfigurator import SYSTEMS
@@ -56,10 +55,10 @@ def test_every_shape_is_what_its_coordinates_in_its_table_say() -> None:
         mla_shape(batch=3, q_len=700, kv_len=700, heads=16, kv_element_bytes=1),
         bmm_shape(m=7, heads=4),
     ):
-        key = table_key(shape)
-        assert key is not None
-        looked_up = table_shape(*key, coordinates(shape))
-        assert float(roofline_s(looked_up, gpu)) == pytest.approx(float(roofline_s(shape, gpu)))
+        lookup = shape.lookup
+        assert lookup is not None
+        looked_up = TABLE_KINDS[lookup.kind].shape(lookup.of, lookup.point)
+        assert float(looked_up.roofline_s(gpu)) == pytest.approx(float(shape.roofline_s(gpu)))
 
 
 def test_a_layer_like_a_measured_one_takes_its_ratio() -> None:
@@ -162,7 +161,7 @@ def test_latent_attention_splits_the_context_of_one_sequence() -> None:
         if table := load_profile(gpu).moe.tables["mla_decode"].get("bf16"):
             one, many = (
                 float(table.factor(batch=batch, heads=16, kv_len=4096, latent=512, rope=64))
-                * float(roofline_s(mla_shape(batch=batch, heads=16, kv_len=4096), load_profile(gpu).reference))
+                * float(mla_shape(batch=batch, heads=16, kv_len=4096).roofline_s(load_profile(gpu).reference))
                 for batch in (1, 16)
             )
             assert many > 1.2 * one, gpu

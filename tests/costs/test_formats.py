@@ -12,12 +12,11 @@ from ladder_sim.costs.hardware import SUSTAINED_SHARE
 from ladder_sim.costs.kernels import MEASURED_FALL, KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile
-from ladder_sim.costs.roofline import Gpu
 from ladder_sim.des.shared import any_true
-from ladder_sim.graph.ops import Op, Phase
+from ladder_sim.graph.ops import Op
 from ladder_sim.graph.pass_kernels import kernels_of
-from ladder_sim.graph.shapes import GemmShape
-from ladder_sim.graph.sizes import PassInputs, Sizes, operands
+from ladder_sim.graph.rank import PassInputs
+from ladder_sim.kernels import GemmShape, Gpu, Phase, Sizes, operands
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.simulate.lower import schedule_pass
 from ladder_sim.simulate.passes import FIRST_PERIODS, ForwardPass, price, simulate
@@ -144,9 +143,8 @@ def test_inputs_that_are_quantised_at_run_time_take_a_kernel_each(stack: str) ->
 
 def test_tensor_cores_of_a_precision() -> None:
     gpu = Gpu(bf16_flops=1e15, fp8_flops=2e15, fp4_flops=4e15, hbm_bandwidth_Bps=1e12, kernel_s=0.0)
-    operands = {"weight_element_bytes": 1, "input_element_bytes": 1, "output_element_bytes": 2}
-    peaks = [gpu.peak_flops(GemmShape(m=1, n=1, k=1, format=dtype, **operands)) for dtype in DTYPES]  # type: ignore[arg-type]
-    assert peaks == [1e15, 2e15, 2e15, 4e15, 1e15]
+    assert [gpu.peak_flops(dtype) for dtype in DTYPES] == [1e15, 2e15, 2e15, 4e15, 1e15]
+    assert GemmShape.of("fp8", m=1, n=1, k=2**20).arithmetic_s(gpu) == 2**21 / 2e15
 
 
 def test_a_gpu_without_them_is_warned_about() -> None:

@@ -12,7 +12,7 @@ from ladder_sim.costs.estimate import Estimate
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.ops import Op, OpKind
-from ladder_sim.graph.shapes import CollectiveShape, ElementwiseShape
+from ladder_sim.kernels import CollectiveShape, ElementwiseShape
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.specs import catalog
 from tests.conftest import DATA

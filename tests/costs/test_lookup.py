@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
-from ladder_sim.costs.roofline import AXES, Gpu, Kind, coordinates, roofline_s, table_key, table_shape
-from ladder_sim.graph.shapes import AttentionShape
+from ladder_sim.kernels import TABLE_KINDS, AttentionShape, Gpu, Kind
 
 GPU = Gpu(bf16_flops=1e15, fp8_flops=2e15, fp4_flops=4e15, hbm_bandwidth_Bps=3e12, kernel_s=2e-6)
 
@@ -17,7 +16,7 @@ GPU = Gpu(bf16_flops=1e15, fp8_flops=2e15, fp4_flops=4e15, hbm_bandwidth_Bps=3e1
 def gemm_table(seed: int = 0, hole: bool = False) -> RatioTable:
     axes = {"m": [1.0, 8.0, 64.0], "n": [256.0, 4096.0], "k": [512.0, 1024.0, 65536.0]}
     m, n, k = np.ix_(*axes.values())
-    ideal_s = roofline_s(table_shape("gemm", "bf16", {"m": m, "n": n, "k": k}), GPU)
+    ideal_s = TABLE_KINDS["gemm"].shape("bf16", {"m": m, "n": n, "k": k}).roofline_s(GPU)
     seconds = ideal_s * np.random.default_rng(seed).uniform(1.0, 3.0, ideal_s.shape)
     if hole:
         seconds[-1, -1, -1] = np.nan
@@ -28,7 +27,7 @@ def test_grid_points_give_back_the_measured_seconds() -> None:
     table = gemm_table()
     m, n, k = np.ix_(*table.axes)
     ratio, in_range = table.ratio(m=m, n=n, k=k)
-    seconds = ratio * roofline_s(table_shape("gemm", "bf16", {"m": m, "n": n, "k": k}), GPU)
+    seconds = ratio * TABLE_KINDS["gemm"].shape("bf16", {"m": m, "n": n, "k": k}).roofline_s(GPU)
     np.testing.assert_allclose(seconds, table.seconds, rtol=1e-9)
     assert in_range.all()
 
@@ -91,16 +90,16 @@ def test_curve_is_monotone_when_its_measurements_are(b: list[float]) -> None:
 
 @given(bandwidth=st.floats(1e11, 1e13), factor=st.floats(1.0, 10.0))
 def test_more_bandwidth_is_never_slower(bandwidth: float, factor: float) -> None:
-    shape = table_shape("gemm", "bf16", {"m": [1, 64], "n": 8192, "k": 8192})
+    shape = TABLE_KINDS["gemm"].shape("bf16", {"m": [1, 64], "n": 8192, "k": 8192})
     slow, fast = (
-        roofline_s(shape, dataclasses.replace(GPU, hbm_bandwidth_Bps=each)) for each in (bandwidth, bandwidth * factor)
+        shape.roofline_s(dataclasses.replace(GPU, hbm_bandwidth_Bps=each)) for each in (bandwidth, bandwidth * factor)
     )
     assert (fast <= slow).all()
 
 
 def test_hardware_figures_broadcast_too() -> None:
     gpu = dataclasses.replace(GPU, hbm_bandwidth_Bps=np.array([1e12, 2e12]))
-    seconds = roofline_s(attention("attention_decode"), gpu)
+    seconds = attention("attention_decode").roofline_s(gpu)
     assert seconds.shape == (2,)
     assert seconds[0] > seconds[1] > GPU.kernel_s
 
@@ -108,10 +107,11 @@ def test_hardware_figures_broadcast_too() -> None:
 @pytest.mark.parametrize("kind", ["attention_prefill", "attention_decode"])
 def test_coordinates_keep_the_roofline_of_the_whole_shape(kind: Kind) -> None:
     shape = attention(kind)
-    point = coordinates(shape)
-    assert table_key(shape) == (kind, "bf16")
-    assert tuple(point) == AXES[kind]
-    assert roofline_s(table_shape(kind, "bf16", point), GPU) == roofline_s(shape, GPU)
+    lookup = shape.lookup
+    assert lookup is not None
+    assert (lookup.kind, lookup.of) == (kind, "bf16")
+    assert tuple(lookup.point) == TABLE_KINDS[kind].axes
+    assert TABLE_KINDS[kind].shape("bf16", lookup.point).roofline_s(GPU) == shape.roofline_s(GPU)
 
 
 def attention(kind: Kind) -> AttentionShape:

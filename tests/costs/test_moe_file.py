@@ -14,8 +14,8 @@ from ladder_sim.costs.lookup import RatioTable
 from ladder_sim.costs.moe_file import read_moe
 from ladder_sim.costs.profile import MoeTables
 from ladder_sim.costs.profile_file import MOE_FOLDER, load_profile, save_profile
-from ladder_sim.costs.roofline import Experts
 from ladder_sim.errors import ProfileError
+from ladder_sim.kernels import Experts
 from tests.support.schemas import check
 from tools.profiles.aiconfigurator import SYSTEMS
 from tools.profiles.moe import write_moe

@@ -20,8 +20,8 @@ from ladder_sim.costs import profile_file
 from ladder_sim.costs.collectives.algorithms import OWN
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile, save_profile, shipped_profiles
-from ladder_sim.costs.roofline import roofline_s, table_shape
 from ladder_sim.errors import ProfileError
+from ladder_sim.kernels import TABLE_KINDS
 from tests.support.strategies import damaged
 from tools.profiles.aiconfigurator import SYSTEMS
 from tools.profiles.grids import lowered
@@ -146,7 +146,7 @@ def test_h100_gives_the_figures_that_were_measured() -> None:
     # 70B at TP 8 and one token: gate/up, down and output projection (facts of the source, microseconds)
     for n, k, microseconds in ((7168, 8192, 47), (8192, 3584, 23), (8192, 1024, 9)):
         ratio, in_range = profile.gemm["bf16"].ratio(m=1, n=n, k=k)
-        ideal_s = roofline_s(table_shape("gemm", "bf16", {"m": 1, "n": n, "k": k}), profile.reference)
+        ideal_s = TABLE_KINDS["gemm"].shape("bf16", {"m": 1, "n": n, "k": k}).roofline_s(profile.reference)
         assert in_range
         assert ratio * ideal_s == pytest.approx(microseconds * 1e-6, rel=0.06)
     nccl = profile.collectives["all_reduce"]["nccl"]
@@ -179,7 +179,7 @@ def test_grid_points_of_the_shipped_tables_give_back_their_seconds() -> None:
     table = profile.attention_decode["flash"]["bf16"]
     points = dict(zip(table.names, np.ix_(*table.axes), strict=True))
     ratio, in_range = table.ratio(**points)
-    ideal_s = roofline_s(table_shape("attention_decode", "bf16", points), profile.reference)
+    ideal_s = TABLE_KINDS["attention_decode"].shape("bf16", points).roofline_s(profile.reference)
     measured = np.isfinite(table.seconds)
     np.testing.assert_allclose((ratio * ideal_s)[measured], table.seconds[measured], rtol=1e-9)
     np.testing.assert_array_equal(in_range, measured)

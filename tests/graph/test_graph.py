@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ladder_sim.graph.ops import COLLECTIVE_KINDS, Phase
-from ladder_sim.graph.shapes import AttentionShape, CollectiveShape, GemmShape
+from ladder_sim.graph.ops import COLLECTIVE_KINDS
+from ladder_sim.kernels import AttentionShape, CollectiveShape, GemmShape, Phase
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import ResidualAdd

@@ -10,7 +10,7 @@ import pytest
 from ladder_sim.costs.memory import memory_use, weight_bytes
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.ops import COLLECTIVE_KINDS, Op
-from ladder_sim.graph.shapes import AttentionShape, CollectiveShape, MoeShape
+from ladder_sim.kernels import AttentionShape, CollectiveShape, MoeShape
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import Dispatch

@@ -6,9 +6,9 @@ import pytest
 
 from ladder_sim import Scenario
 from ladder_sim.graph.layout import Layout
-from ladder_sim.graph.ops import Phase
 from ladder_sim.graph.pass_kernels import PassKernels, kernels_of
-from ladder_sim.graph.sizes import PassInputs
+from ladder_sim.graph.rank import PassInputs
+from ladder_sim.kernels import Phase
 from tests.support.scenarios import VARIANTS
 
 SPARSE: dict[str, Any] = {"model": "deepseek-v3", "nodes": 8, "stack": "vllm", "batch": 64, "tp": 8}

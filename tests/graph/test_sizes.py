@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from ladder_sim import Scenario, predict
 from ladder_sim.costs.memory import memory_use, total_bytes
 from ladder_sim.errors import UsageError
-from ladder_sim.graph.ops import Phase
 from ladder_sim.graph.pass_kernels import PassKernels
-from ladder_sim.graph.sizes import PassInputs, Sizes
+from ladder_sim.graph.rank import PassInputs
 from ladder_sim.graph.techniques.forms import form, rewrites_of
+from ladder_sim.kernels import Phase, Sizes
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.simulate.request import context_counts, decode_contexts, simulate_requests, weighted_contexts
 from ladder_sim.specs import catalog
@@ -42,7 +42,7 @@ def test_every_op_grows_from_one_token(case: tuple[str, int, str], phase: Phase,
     small, grown = PassKernels(inputs.of_one_token(), phase), PassKernels(inputs, phase, kv_len)
     layouts = [kernels.layout(variant, rewrites) for kernels in (small, grown)]
     assert layouts[0] is layouts[1]
-    assert [sizes.op(op) for op in small.ops(layouts[0])] == list(build(scenario, phase, kv_len).ops())
+    assert [op.resized(sizes) for op in small.ops(layouts[0])] == list(build(scenario, phase, kv_len).ops())
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,9 @@ import pytest
 from ladder_sim import Scenario, predict, sweep
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.errors import UnknownNameError, UsageError
-from ladder_sim.graph.ops import Phase
-from ladder_sim.graph.shapes import CollectiveShape
 from ladder_sim.graph.techniques import gemm_overlap, quantized_allreduce, token_split
 from ladder_sim.graph.techniques.forms import REWRITES
+from ladder_sim.kernels import CollectiveShape, Phase
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.simulate.passes import simulate
 from ladder_sim.specs.scenario_warnings import scenario_warnings

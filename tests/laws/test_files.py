@@ -15,7 +15,7 @@ from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.errors import LadderSimError
 from ladder_sim.graph.ops import Op
-from ladder_sim.graph.shapes import CollectiveShape
+from ladder_sim.kernels import CollectiveShape
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.serving import Trace, Traffic
 from ladder_sim.serving.requests.results import read_results

@@ -9,10 +9,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ladder_sim import Scenario, predict
-from ladder_sim.costs.roofline import Gpu, roofline_s
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.ops import Op
-from ladder_sim.graph.shapes import CollectiveShape, ElementwiseShape, MoeShape, SampleShape
+from ladder_sim.kernels import CollectiveShape, ElementwiseShape, Gpu, MoeShape, SampleShape
 from ladder_sim.prediction import Prediction, resolve_profile
 from ladder_sim.simulate.lower import op_times
 from ladder_sim.simulate.passes import ForwardPass
@@ -41,7 +40,7 @@ def test_no_kernel_is_faster_than_its_roofline(scenario: Scenario) -> None:
             if isinstance(op.shape, CollectiveShape):
                 continue
             least_s = max(
-                op.shape.flops / Gpu.of(scenario.cluster.gpu).peak_flops(op.shape),
+                op.shape.arithmetic_s(Gpu.of(scenario.cluster.gpu)),
                 _least_read_bytes(op) / figures.hbm_bandwidth_Bps,
             )
             assert estimate.seconds > INTERPOLATED * least_s, (op, estimate.source)
@@ -61,7 +60,7 @@ def test_no_decode_step_is_slow_without_a_word(scenario: Scenario) -> None:
         if isinstance(op.shape, CollectiveShape):
             collectives_s += count * float(estimate.seconds)
         else:
-            roofs_s += count * float(roofline_s(op.shape, Gpu.of(scenario.cluster.gpu)))
+            roofs_s += count * float(op.shape.roofline_s(Gpu.of(scenario.cluster.gpu)))
     _, leads_s, launch_s = op_times(step.schedule, step.estimates(step.schedule), hardware)
     waits_s = sum(count * leads_s[lead] for (_, lead), count in step.schedule.order.spans.items())
     launches_s = launch_s * (sum(step.schedule.order.counts) if step.schedule.eager else 1)

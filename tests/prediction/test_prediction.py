@@ -23,7 +23,8 @@ from ladder_sim.des import scan
 from ladder_sim.des.program import Program
 from ladder_sim.des.shared import NOTHING
 from ladder_sim.errors import ProfileError, UnknownNameError, UsageError
-from ladder_sim.graph.ops import COLLECTIVE_KINDS, WHOLE, Op
+from ladder_sim.graph.ops import COLLECTIVE_KINDS, Op
+from ladder_sim.kernels import WHOLE
 from ladder_sim.prediction import Prediction, Predictions, default_variants, predict, resolve_profile
 from ladder_sim.simulate import passes
 from ladder_sim.simulate.passes import simulate

@@ -22,7 +22,7 @@ from ladder_sim.costs.hardware import skew_growth
 from ladder_sim.costs.kernels import CALIBRATED_KERNEL_ERROR, KERNEL_ERROR, KernelCosts
 from ladder_sim.des.shared import Demand, Device
 from ladder_sim.graph.ops import Op
-from ladder_sim.graph.shapes import AttentionShape, CollectiveShape, ElementwiseShape, GemmShape
+from ladder_sim.kernels import AttentionShape, CollectiveShape, ElementwiseShape, GemmShape
 from ladder_sim.prediction import resolve_profile
 from tests.conftest import REPO
 

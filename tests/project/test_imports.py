@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from ladder_sim import kernels
+from ladder_sim.kernels import Shape
 from tests.conftest import REPO
 from tests.support.imports import Import, imports_in, imports_of
 from tests.support.packages import PACKAGES
@@ -42,7 +44,7 @@ FITTING = {"numpy", "scipy", "pydantic", "rich"}
 TOOLS_LAZY = {"pyarrow"}
 FITTING_INTERNAL = (
     "ladder_sim_calibration",
-    *(f"ladder_sim.{name}" for name in ("costs", "graph", "specs", "wirings")),
+    *(f"ladder_sim.{name}" for name in ("costs", "graph", "kernels", "specs", "wirings")),
     # of the simulator only the name of an array's type
     "ladder_sim.des.shared",
     *SHARED,
@@ -177,3 +179,18 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
     with pytest.raises(AttributeError, match="'ladder_sim' has no attribute 'nonsense'"):
         _ = ladder_sim.nonsense  # type: ignore[attr-defined]
+
+
+def test_only_graphs_name_kinds_of_kernels() -> None:
+    """Costs, warnings and reports ask any kernel, so that a new kind changes none of them. A message is no kernel."""
+    kinds = {name for name in kernels.__all__ if isinstance(getattr(kernels, name), type(Shape))}
+    asked = {*kernels.__all__} - kinds | {"Shape", "CollectiveShape"}
+    named = [
+        str(entry)
+        for entry in imports_in("ladder_sim")
+        if entry.name.startswith("ladder_sim.kernels.")
+        and not entry.module.startswith(("ladder_sim.graph", "ladder_sim.kernels"))
+        and entry.name.removeprefix("ladder_sim.kernels.") not in asked
+    ]
+    assert {"GemmShape", "AttentionShape", "MoeShape"} < kinds
+    assert named == []

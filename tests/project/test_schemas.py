@@ -14,8 +14,8 @@ from jsonschema.exceptions import ValidationError
 from ladder_sim.costs.collectives import fabrics
 from ladder_sim.costs.moe_file import read_moe
 from ladder_sim.costs.profile_file import load_profile, save_profile
-from ladder_sim.costs.roofline import Gpu
 from ladder_sim.errors import LadderSimError, ProfileError, UnknownNameError, UsageError
+from ladder_sim.kernels import Gpu
 from ladder_sim.serving.engine.measured_steps import MeasuredSteps
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario

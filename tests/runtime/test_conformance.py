@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ladder_sim.errors import InfeasibleError
-from ladder_sim.graph.ops import Phase
-from ladder_sim.graph.sizes import PassInputs
+from ladder_sim.graph.rank import PassInputs
+from ladder_sim.kernels import Phase
 from ladder_sim.specs import catalog
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.plan import Plan

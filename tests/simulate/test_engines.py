@@ -17,7 +17,7 @@ from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.errors import LadderSimError, UnknownNameError, UsageError
-from ladder_sim.graph.ops import Phase
+from ladder_sim.kernels import Phase
 from ladder_sim.prediction import predict
 from ladder_sim.simulate.passes import simulate
 from ladder_sim.specs import catalog

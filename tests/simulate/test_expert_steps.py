@@ -6,7 +6,7 @@ import pytest
 
 from ladder_sim import Scenario
 from ladder_sim.costs.kernels import KernelCosts
-from ladder_sim.graph.ops import Phase
+from ladder_sim.kernels import Phase
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.simulate.passes import ForwardPass, simulate
 

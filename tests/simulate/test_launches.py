@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.des.shared import NOTHING
-from ladder_sim.graph.ops import Phase
+from ladder_sim.kernels import Phase
 from ladder_sim.prediction import predict
 from ladder_sim.simulate.passes import FIRST_PERIODS, Engine, ForwardPass, simulate
 from ladder_sim.specs import catalog

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from ladder_sim.costs.estimate import CostModel
 from ladder_sim.costs.kernels import KernelCosts
-from ladder_sim.graph.ops import COLLECTIVE_KINDS, Phase
+from ladder_sim.graph.ops import COLLECTIVE_KINDS
+from ladder_sim.kernels import Phase
 from ladder_sim.simulate.passes import ForwardPass, simulate
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario

@@ -13,11 +13,10 @@ from ladder_sim.des.engine import run
 from ladder_sim.des.program import Program, Stream, Task
 from ladder_sim.des.scan import evaluation_order, scan
 from ladder_sim.des.timeline import Timeline
-from ladder_sim.graph.ops import Phase
 from ladder_sim.graph.pass_kernels import PassKernels
-from ladder_sim.graph.shapes import CollectiveShape
-from ladder_sim.graph.sizes import PassInputs, Sizes
+from ladder_sim.graph.rank import PassInputs
 from ladder_sim.graph.techniques.forms import form, rewrites_of
+from ladder_sim.kernels import CollectiveShape, Phase, Sizes
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.simulate.lower import COMM, COMPUTE
 from ladder_sim.simulate.passes import FIRST_PERIODS, ForwardPass, simulate
@@ -75,7 +74,7 @@ def test_ops_of_any_size_follow_from_those_of_one_token(name: str) -> None:
             rewrites = rewrites_of(inputs, form(inputs, phase, sizes.tokens))
             small = PassKernels(inputs.of_one_token(), phase)
             ops = small.ops(small.layout(scenario.variant, rewrites))
-            assert [sizes.op(op) for op in ops] == list(build(scenario, phase, kv_len).ops()), (stack, phase)
+            assert [op.resized(sizes) for op in ops] == list(build(scenario, phase, kv_len).ops()), (stack, phase)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

@@ -13,7 +13,7 @@ from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.des.program import NO_GROUP, Program
 from ladder_sim.des.timeline import Timeline
-from ladder_sim.graph.ops import Phase
+from ladder_sim.kernels import Phase
 from ladder_sim.simulate import ranks
 from ladder_sim.simulate.passes import simulate
 from ladder_sim.simulate.ranks import Jitter, RankedStep, simulate_ranks

@@ -12,7 +12,7 @@ from hypothesis import given
 from ladder_sim import predict
 from ladder_sim.costs.memory import memory_use
 from ladder_sim.errors import LadderSimError, PartitionError, SpecError
-from ladder_sim.graph.shapes import AttentionShape, MixingShape
+from ladder_sim.kernels import AttentionShape, MixingShape
 from ladder_sim.specs import catalog
 from ladder_sim.specs.hf_reader import ConfigReader
 from ladder_sim.specs.layer_data import LAYER_DATA, described, layer_numbers, read_layers

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ladder_sim import Scenario
 from ladder_sim.costs.memory import weight_bytes
 from ladder_sim.errors import SpecError
-from ladder_sim.graph.shapes import GemmShape
+from ladder_sim.kernels import GemmShape
 from ladder_sim.specs import catalog
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.quantization import read_quantization

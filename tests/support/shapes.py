@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ladder_sim.graph.shapes import BmmShape, MlaShape, MoeShape
+from ladder_sim.kernels import BmmShape, MlaShape, MoeShape
 
 BF16_BYTES = {"weight_element_bytes": 2, "input_element_bytes": 2, "output_element_bytes": 2}
 

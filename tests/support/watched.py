@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ladder_sim.graph.shapes import AttentionShape, BmmShape, CollectiveShape, GemmShape, MlaShape, MoeShape
+from ladder_sim.kernels import AttentionShape, BmmShape, CollectiveShape, GemmShape, MlaShape, MoeShape
 from ladder_sim.specs.stack import StackSpec
 from ladder_sim_runtime.comm.base import DONE, Handle
 from ladder_sim_runtime.comm.process_group import ProcessGroup

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ladder_sim.costs.profile_file import load_profile, save_profile
-from ladder_sim.costs.roofline import Experts, Gpu, roofline_s, table_shape
+from ladder_sim.kernels import TABLE_KINDS, Experts, Gpu
 from ladder_sim.prediction import predict
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
@@ -34,7 +34,7 @@ MI355X, MI300X = ("gfx950", "256"), ("gfx942", "304")
 
 def gemm_row(file: str, m: int, n: int, k: int, us: float | None = None, **others: str) -> dict[str, Any]:
     if us is None:
-        us = 1e6 * SLOWER * float(roofline_s(table_shape("gemm", "bf16", {"m": m, "n": n, "k": k}), GPU))
+        us = 1e6 * SLOWER * float(TABLE_KINDS["gemm"].shape("bf16", {"m": m, "n": n, "k": k}).roofline_s(GPU))
     row = {"file": file, "gfx": MI355X[0], "cu_num": MI355X[1], "m": m, "n": n, "k": k, "us": us}
     return {"out_dtype": "", "weight_dtype": "", **row, **others}
 

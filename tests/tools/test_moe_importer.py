@@ -17,7 +17,7 @@ from ladder_sim.costs.lookup import RatioTable
 from ladder_sim.costs.moe_file import read_moe
 from ladder_sim.costs.profile import MoeTables
 from ladder_sim.costs.profile_file import MOE_FOLDER, load_profile
-from ladder_sim.costs.roofline import Experts
+from ladder_sim.kernels import Experts
 from tests.support.profile_files import check_same
 from tools.profiles.aiconfigurator import ENGINES, SYSTEMS
 from tools.profiles.clean_experts import by_splits, weights_read_bytes

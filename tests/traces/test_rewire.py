@@ -12,7 +12,7 @@ from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.des import scan
 from ladder_sim.des.shared import NOTHING
 from ladder_sim.errors import UsageError
-from ladder_sim.graph.ops import Phase
+from ladder_sim.kernels import Phase
 from ladder_sim.simulate import passes
 from ladder_sim.traces import perfetto
 from ladder_sim.traces.blocks import find_passes

@@ -1,11 +1,12 @@
 """Loads that others published, and what is known of their servers."""
 
 import csv
+from dataclasses import replace
 
 import pytest
 
 from benchmarks.evidence import LOADS
-from ladder_sim.errors import LadderSimError, UnknownNameError
+from ladder_sim.errors import UnknownNameError
 from ladder_sim.serving.requests.results import read_results
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.validation.campaigns import server_of
@@ -17,20 +18,13 @@ RESULTS = read_results(result_file("published"))
 
 
 def test_every_load_names_its_source_and_its_server() -> None:
-    unknown = set()
     for each in RESULTS:
         assert each.server["source"]
         assert not each.left_out
         server = server_of(each.server["campaign"])
         assert server.source
-        try:
-            scenario = Scenario(**server.scenario, concurrency=1, overrides=server.server)
-        except LadderSimError:
-            unknown.add(server.scenario["model"])
-            continue
+        scenario = Scenario(**server.scenario, concurrency=1, overrides=server.server)
         assert scenario.step_requests == server.server.get("stack.step_requests", scenario.step_requests)
-    # no model of the catalog: they are counted, and not predicted
-    assert unknown == {"mistralai/Mistral-Nemo-Instruct-2407", "01-ai/Yi-34B"}
 
 
 def test_a_campaign_that_is_not_known_is_refused() -> None:
@@ -62,6 +56,17 @@ def test_a_load_is_served_by_what_its_campaign_says() -> None:
     (other,) = compare_loads([RESULTS[-1]], {"cluster": "l40s-pcie"}, {"stack.step_requests": 64})
     assert other.scenario is not None
     assert (other.scenario.cluster.name, other.scenario.step_requests) == ("l40s-pcie", 64)
+
+
+def test_requests_are_as_their_campaign_says() -> None:
+    """BLIS: a system prompt that the cache has, and requests that come at equal distances."""
+    (published,) = [each for each in RESULTS if "66-qwen2-5-7b" in each.server["source"]]
+    few = replace(published, requests=replace(published.requests, requests=20))
+    (known,) = compare_loads([few], {}, {})
+    said = {name: value for name, value in few.server.items() if name != "campaign"}
+    server = server_of("blis-66")
+    (unknown,) = compare_loads([replace(few, server=said)], server.scenario, server.server)
+    assert known.figures["ttft_mean_s"].predicted.value < 0.95 * unknown.figures["ttft_mean_s"].predicted.value
 
 
 def test_the_package_names_its_loads() -> None:

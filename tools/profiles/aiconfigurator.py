@@ -17,9 +17,9 @@ import numpy as np
 from ladder_sim.costs.collectives.algorithms import OWN
 from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
 from ladder_sim.costs.profile import CalibrationProfile, CollectiveName
-from ladder_sim.costs.roofline import AXES, GEMM_FORMATS, Gpu, Kind, roofline_s, table_shape
 from ladder_sim.costs.table_parts import ideal_time_s
 from ladder_sim.errors import UnknownNameError
+from ladder_sim.kernels import GEMM_FORMATS, TABLE_KINDS, Gpu, Kind
 from ladder_sim.specs import catalog
 from ladder_sim.specs.workload import KV_BYTES
 from tools.profiles import package, parquet
@@ -337,9 +337,9 @@ def _left_out_errors(
     for own in distinct(series):
         on_grid = [np.isin(own.points[:, i], kept) for i, kept in enumerate(table.axes)]
         rows = ~np.logical_and.reduce(on_grid)
-        points = dict(zip(AXES[kind], own.points[rows].T, strict=True))
+        points = dict(zip(TABLE_KINDS[kind].axes, own.points[rows].T, strict=True))
         ratio, _ = table.ratio(**points)
-        own_ideal_s = roofline_s(table_shape(kind, dtype, points), reference)
+        own_ideal_s = TABLE_KINDS[kind].shape(dtype, points).roofline_s(reference)
         errors[own.label] = ErrorStats.of(ratio * own_ideal_s, own.seconds[rows])
     errors["leave-one-out"] = leave_one_out(table)
     return errors
@@ -353,4 +353,4 @@ def nonempty(series: Mapping[Key, list[Series]]) -> dict[Key, list[Series]]:
 
 def _merge(kind: Kind, series: list[Series]) -> Grid:
     rising, far = FALLS.get(kind, ((), 1.0))
-    return merge(AXES[kind], distinct(series), quorum=QUORUM, rising=rising, far=far)
+    return merge(TABLE_KINDS[kind].axes, distinct(series), quorum=QUORUM, rising=rising, far=far)

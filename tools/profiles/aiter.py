@@ -24,10 +24,10 @@ import numpy as np
 from ladder_sim.costs.lookup import ErrorStats, RatioTable
 from ladder_sim.costs.profile import CalibrationProfile, MoeTables, ProfileSource
 from ladder_sim.costs.profile_file import MOE_FOLDER, SUFFIX, save_profile
-from ladder_sim.costs.roofline import AXES, GEMM_FORMATS, Experts, Gpu, roofline_s, table_shape
 from ladder_sim.costs.table_parts import ideal_time_s
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import UsageError, exit_code
+from ladder_sim.kernels import GEMM_FORMATS, TABLE_KINDS, Experts, Gpu
 from ladder_sim.specs import catalog
 from ladder_sim.system.arguments import Parser
 from ladder_sim_calibration.options import add_created
@@ -101,7 +101,7 @@ def gemm_series(rows: Sequence[Row]) -> dict[str, list[Series]]:
     cells: dict[str, dict[str, list[list[float]]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         dtype = _gemm_format(row)
-        m, n, k = (float(row[axis]) for axis in AXES["gemm"])
+        m, n, k = (float(row[axis]) for axis in TABLE_KINDS["gemm"].axes)
         # a router's logits in 32 bits are another kernel
         if dtype and (n % TILE == 0 or n > LM_HEAD) and "float32" not in row["out_dtype"]:
             cells[dtype][row["file"]].append([m, n, k, 1e-6 * float(row["us"])])
@@ -165,8 +165,8 @@ def _all(series: Sequence[Series]) -> Series:
 
 
 def _errors(table: RatioTable, dtype: str, shapes: Series, reference: Gpu) -> ErrorStats:
-    points = dict(zip(AXES["gemm"], shapes.points.T, strict=True))
-    seconds = table.factor(**points) * roofline_s(table_shape("gemm", dtype, points), reference)
+    points = dict(zip(TABLE_KINDS["gemm"].axes, shapes.points.T, strict=True))
+    seconds = table.factor(**points) * TABLE_KINDS["gemm"].shape(dtype, points).roofline_s(reference)
     return ErrorStats.of(seconds, shapes.seconds)
 
 
@@ -176,7 +176,7 @@ def _completed(dtype: str, shapes: Series, reference: Gpu) -> RatioTable:
     axes = {"m": ROWS[(m[0] <= ROWS) & (m[-1] >= ROWS)], "n": n, "k": k}
     sizes = tuple(len(values) for values in axes.values())
     ideal_s = ideal_time_s(axes, "gemm", dtype, reference)
-    own_s = roofline_s(table_shape("gemm", dtype, dict(zip(axes, shapes.points.T, strict=True))), reference)
+    own_s = TABLE_KINDS["gemm"].shape(dtype, dict(zip(axes, shapes.points.T, strict=True))).roofline_s(reference)
     points = np.stack([axis.ravel() for axis in np.meshgrid(*axes.values(), indexing="ij")], axis=1)
     # files with thousands of numbers of rows of one weight count no more than others
     nearest_row = np.abs(np.subtract.outer(np.log(shapes.points[:, 0]), np.log(axes["m"]))).argmin(axis=1)
@@ -190,7 +190,8 @@ def _completed(dtype: str, shapes: Series, reference: Gpu) -> RatioTable:
     at = [np.searchsorted(axis, column) for axis, column in zip(axes.values(), shapes.points[there].T, strict=True)]
     measured[tuple(at)] = shapes.seconds[there]
     rising, far = FALLS["gemm"]
-    known = lowered(np.where(np.isnan(measured), seconds, measured), [AXES["gemm"].index(name) for name in rising], far)
+    rising_at = [TABLE_KINDS["gemm"].axes.index(name) for name in rising]
+    known = lowered(np.where(np.isnan(measured), seconds, measured), rising_at, far)
     table = thin(axes, known, ideal_s, max_points=MAX_POINTS, target=TARGET_ERROR, keep={"m": KEEP["m"]})
     kept = np.ix_(*(np.isin(values, own) for values, own in zip(axes.values(), table.axes, strict=True)))
     return RatioTable.from_seconds(
@@ -271,7 +272,7 @@ def _operands(row: Row) -> tuple[str, ...]:
 
 def make_moe(experts: Mapping[Experts, Series], reference: Gpu, source: ProfileSource) -> MoeTables:
     """Return the tables of experts with their errors at token counts left out and of layers made of others."""
-    grids = {key: merge(AXES["moe"], [series]) for key, series in experts.items()}
+    grids = {key: merge(TABLE_KINDS["moe"].axes, [series]) for key, series in experts.items()}
     tables = {key: experts_table(key, grid, reference) for key, grid in grids.items()}
     formats = sorted({key.format for key in grids})
     of_format = {name: {key: grid for key, grid in grids.items() if key.format == name} for name in formats}

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ladder_sim.costs.lookup import RatioTable
-from ladder_sim.costs.roofline import AXES, Kind
 from ladder_sim.des.shared import Floats
+from ladder_sim.kernels import TABLE_KINDS, Kind
 from tools.profiles.grids import Series, dense, lowered
 
 # kinds of kernels: axes along which a padded problem holds the smaller one, and how many times a larger one's time a
@@ -22,8 +22,8 @@ from tools.profiles.grids import Series, dense, lowered
 # takes longer at one size only (vLLM on A100: 36 us for one KV head, 12.5 for two) can be padded to the next
 FALLS: Mapping[Kind, tuple[tuple[str, ...], float]] = {
     "gemm": (("m", "n"), 1.3),
-    "attention_prefill": (AXES["attention_prefill"], 1.04),
-    "attention_decode": (AXES["attention_decode"], 1.04),
+    "attention_prefill": (TABLE_KINDS["attention_prefill"].axes, 1.04),
+    "attention_decode": (TABLE_KINDS["attention_decode"].axes, 1.04),
 }
 
 # outliers that a note names
@@ -133,7 +133,7 @@ def from_memory(series: Series, size_bytes: Floats, bandwidth_Bps: float, what: 
 
 def outlier_note(kind: Kind, dtype: str, many: Sequence[Series]) -> str:
     """Return how many times of several series are lowered, and which by the most; empty if none is."""
-    names, (rising, far) = AXES[kind], FALLS[kind]
+    names, (rising, far) = TABLE_KINDS[kind].axes, FALLS[kind]
     cells: list[tuple[float, str]] = []
     rows = 0
     for series in many:

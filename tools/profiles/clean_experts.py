@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ladder_sim.costs.lookup import envelope
-from ladder_sim.costs.roofline import GEMM_FORMATS, Experts
 from ladder_sim.des.shared import Floats
+from ladder_sim.kernels import GEMM_FORMATS, Experts
 from tools.profiles.aiconfigurator import SYSTEMS
 from tools.profiles.grids import OUTLIER_LOG, Series, dense
 

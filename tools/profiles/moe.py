@@ -17,12 +17,12 @@ import numpy as np
 
 from ladder_sim.costs.experts import MEASURED_IMBALANCE, any_layer, transferred
 from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable, envelope
-from ladder_sim.costs.moe_file import SCHEMA, TABLES, read_moe
-from ladder_sim.costs.profile import HBM_EFFICIENCY, CalibrationProfile, MoeTables
-from ladder_sim.costs.roofline import AXES, Experts, Gpu, Kind
+from ladder_sim.costs.moe_file import SCHEMA, read_moe
+from ladder_sim.costs.profile import HBM_EFFICIENCY, MOE_KINDS, CalibrationProfile, MoeTables
 from ladder_sim.costs.table_parts import entry, ideal_time_s
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import ProfileError
+from ladder_sim.kernels import TABLE_KINDS, Experts, Gpu, Kind
 from ladder_sim.specs.workload import KV_BYTES
 from ladder_sim.system.files import write_file
 from tools.profiles import package, parquet
@@ -249,7 +249,7 @@ def _oldest_first(folder: Path, name: str) -> Iterator[tuple[str, Path]]:
 
 
 def _median(engines: Mapping[str, Series]) -> Grid:
-    grid = merge(AXES["moe"], distinct(list(engines.values())))
+    grid = merge(TABLE_KINDS["moe"].axes, distinct(list(engines.values())))
     return replace(grid, seconds=envelope(grid.seconds, [2]))
 
 
@@ -287,7 +287,7 @@ def _factors(experts: Mapping[Experts, Mapping[str, Series]]) -> dict[Experts, R
         for (of, count), many in cells.items():
             at = 0, int(np.searchsorted(ep, of)), int(np.searchsorted(tokens, count))
             values[at] = round(float(np.exp(np.median(many))), 2)
-        axes = dict(zip(AXES["moe"], (np.ones(1), ep, tokens), strict=True))
+        axes = dict(zip(TABLE_KINDS["moe"].axes, (np.ones(1), ep, tokens), strict=True))
         factors[key] = RatioTable.from_seconds(axes, values, 1.0)
     return factors
 
@@ -338,7 +338,7 @@ def write_moe(own: MoeTables, path: Path, *, name: str, created: str, base: MoeT
         entries["shares"] = [
             {**key._asdict(), "percent": _percent(each, base.experts[key])} for key, each in own.experts.items()
         ]
-    entries |= {kind: entry(own.tables.get(kind, {})) for kind in TABLES}
+    entries |= {kind: entry(own.tables.get(kind, {})) for kind in MOE_KINDS}
     entries |= {each: entry(getattr(own, each)) for each in ("sources", "collectives", "left_out")}
     document = json.dumps(entries, separators=(",", ":"), allow_nan=False).encode()
     path.parent.mkdir(exist_ok=True)

@@ -3,15 +3,14 @@
 The package keeps latencies in milliseconds and collective sizes in elements of two bytes.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ladder_sim.costs.roofline import Experts, coordinates
-from ladder_sim.graph.shapes import AttentionShape, MlaShape
+from ladder_sim.kernels import AttentionShape, Experts, MlaShape, Shape
 from ladder_sim.specs.workload import Imbalance
 from tools.profiles.grids import Series
 from tools.profiles.package import Columns
@@ -81,7 +80,12 @@ def attention_series(label: str, columns: Columns, kind: str, kv_dtype: str) -> 
         head_dim=columns["head_dim"][rows],
         element_bytes=HALF_BYTES,
     )
-    return _timed(label, columns, rows, *coordinates(shape).values())
+    return _timed(label, columns, rows, *_point(shape))
+
+
+def _point(shape: Shape) -> Iterable[Any]:
+    """Coordinates in the table that holds a kernel."""
+    return shape.lookup.point.values() if shape.lookup else ()
 
 
 def attention_kernel(columns: Columns) -> str:
@@ -122,7 +126,7 @@ def mla_series(label: str, columns: Columns, kind: str, kv_dtype: str) -> Series
         value=128,
         element_bytes=HALF_BYTES,
     )
-    return _timed(label, columns, rows, *coordinates(shape).values())
+    return _timed(label, columns, rows, *_point(shape))
 
 
 def bmm_series(label: str, columns: Columns, dtype: str) -> Series:

@@ -143,7 +143,7 @@ def _export(options: argparse.Namespace) -> None:
 
 def measurements(profile: CalibrationProfile) -> Iterator[tuple[tuple[str, str], float]]:
     """Yield every measured point of a profile: (table, coordinates), seconds."""
-    for _, _, name, table in tables_in(profile):
+    for name, table in tables_in(profile):
         for index in np.argwhere(np.isfinite(table.seconds)):
             at = zip(table.names, table.axes, index, strict=True)
             point = ";".join(f"{axis}={values[i]:g}" for axis, values, i in at)

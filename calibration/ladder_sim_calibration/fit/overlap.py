@@ -9,7 +9,7 @@ import numpy as np
 
 from ladder_sim.costs.contention import GEMV_ROWS, OverlapParameters, memory_steps, waiting_share
 from ladder_sim.costs.profile import HBM_EFFICIENCY
-from ladder_sim.costs.roofline import Gpu, table_shape
+from ladder_sim.kernels import TABLE_KINDS, Gpu
 from ladder_sim_calibration.fit.samples import BESIDE, HELD, TABLES, Sample
 
 # points that a figure needs
@@ -69,7 +69,8 @@ def slowdowns(samples: Sequence[Sample], gpu: Gpu) -> list[Slowdown]:
         kernel_s = alone_s.get((kernel + BESIDE + _ALL_REDUCE, *sorted(point.items())))
         if kernel_s is None:
             continue
-        share = table_shape(*TABLES[kernel], point).moved_bytes / (HBM_EFFICIENCY * gpu.hbm_bandwidth_Bps * kernel_s)
+        kind, of = TABLES[kernel]
+        share = TABLE_KINDS[kind].shape(of, point).moved_bytes / (HBM_EFFICIENCY * gpu.hbm_bandwidth_Bps * kernel_s)
         if share >= MIN_SHARE:
             steps = memory_steps("nccl", _ALL_REDUCE, int(point["nodes"]), int(point["ranks"] / point["nodes"]))
             waits = float(waiting_share(steps, seconds, _DEFAULT))

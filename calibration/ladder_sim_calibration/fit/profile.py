@@ -12,10 +12,10 @@ from scipy.optimize import least_squares
 
 from ladder_sim.costs.hardware import skew_growth
 from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
-from ladder_sim.costs.profile import JITTER_KEY, RANK_SKEW, CalibrationProfile, ProfileSource
-from ladder_sim.costs.roofline import ATTENTION, Gpu, Kind, roofline_s, table_shape
+from ladder_sim.costs.profile import ATTENTION, JITTER_KEY, RANK_SKEW, CalibrationProfile, ProfileSource
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import ProfileError
+from ladder_sim.kernels import TABLE_KINDS, Gpu, Kind
 from ladder_sim.specs import catalog
 from ladder_sim.specs.values import whole
 from ladder_sim_calibration.fit.overlap import Loss, Slowdown, losses, parameters, slowdowns
@@ -286,6 +286,7 @@ def _errors(op: MeasuredOp, points: Points, reference: Gpu) -> ErrorStats:
 def _look_up(op: MeasuredOp, points: Points, reference: Gpu, columns: Mapping[str, Floats]) -> Floats:
     """Return the times, seconds, that a prediction would take from the points at `columns`."""
     if op.table:
-        ratio, _ = table_of(*op.table, points, reference).ratio(**columns)
-        return ratio * roofline_s(table_shape(*op.table, columns), reference)
+        kind, of = op.table
+        ratio, _ = table_of(kind, of, points, reference).ratio(**columns)
+        return ratio * TABLE_KINDS[kind].shape(of, columns).roofline_s(reference)
     return curve_of(points).seconds_at(columns["bytes"])[0]

@@ -19,9 +19,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from ladder_sim.costs.profile import COLLECTIVES, CollectiveName
-from ladder_sim.costs.roofline import AXES, Experts, Kind, TableOf
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import ProfileError
+from ladder_sim.kernels import TABLE_KINDS, Experts, Kind, TableOf
 from ladder_sim.system.files import KEY, Schema, append, locked, read_bytes, writing_hint
 
 # 3: operands are random numbers
@@ -70,13 +70,13 @@ TABLES: Mapping[str, tuple[Kind, str]] = {
 
 # coordinates of a point, by op
 COORDINATES: Mapping[str, tuple[str, ...]] = {
-    **{op: AXES[kind] for op, (kind, _) in TABLES.items()},
-    "experts": (*LAYER, *AXES["moe"]),
+    **{op: TABLE_KINDS[kind].axes for op, (kind, _) in TABLES.items()},
+    "experts": (*LAYER, *TABLE_KINDS["moe"].axes),
     **dict.fromkeys(ELEMENTWISE, ("bytes",)),
     **dict.fromkeys(("eager_launch", "graph_launch", "graph_kernel"), ()),
     "queued_kernel": ("streams",),
     "queued_all_reduce": ("streams", "bytes", "ranks", "nodes"),
-    SUSTAINED: AXES["gemm"],
+    SUSTAINED: TABLE_KINDS["gemm"].axes,
     HELD: (HELD,),
     **dict.fromkeys(CURVES, ("bytes", "ranks", "nodes")),
 }

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from ladder_sim.costs.lookup import Curve, RatioTable
-from ladder_sim.costs.profile import CalibrationProfile
-from ladder_sim.costs.roofline import ATTENTION, AXES, Gpu, Kind, TableOf
+from ladder_sim.costs.profile import MOE_KINDS, CalibrationProfile
 from ladder_sim.costs.table_parts import ideal_time_s
+from ladder_sim.kernels import TABLE_KINDS, Experts, Gpu, Kind, TableOf
 from ladder_sim_calibration.fit.samples import Points, layer_label
 
 
@@ -17,22 +17,16 @@ def table_of(kind: Kind, of: TableOf, points: Points, reference: Gpu) -> RatioTa
     seconds = np.full([len(axis) for axis in axes], np.nan)
     for at, measured_s in points.items():
         seconds[tuple(int(np.searchsorted(axis, value)) for axis, value in zip(axes, at, strict=True))] = measured_s
-    named = dict(zip(AXES[kind], axes, strict=True))
+    named = dict(zip(TABLE_KINDS[kind].axes, axes, strict=True))
     return RatioTable.from_seconds(named, seconds, ideal_time_s(named, kind, of, reference))
 
 
-def tables_in(profile: CalibrationProfile) -> Iterator[tuple[Kind, str, str, RatioTable]]:
-    """Yield the kind, dtype, name and table of every table of a profile."""
-    for dtype, table in profile.gemm.items():
-        yield "gemm", dtype, f"gemm {dtype}", table
-    for kind, (phase, kernel) in ATTENTION.items():
-        tables = getattr(profile, phase).get(kernel, {})
-        for dtype, table in tables.items():
-            yield kind, dtype, f"{phase.removeprefix('attention_')} attention {kernel} {dtype}", table
-    for sampling, table in profile.sampling.items():
-        yield "sample", sampling, f"sampling {sampling}", table
-    for layer, table in profile.experts.items():
-        yield "moe", layer.format, f"experts {layer_label(layer)} {layer.format}", table
+def tables_in(profile: CalibrationProfile) -> Iterator[tuple[str, RatioTable]]:
+    """Yield the name and table of every table of a profile."""
+    for kind, about in TABLE_KINDS.items():
+        if kind not in MOE_KINDS:
+            for of, table in (profile.experts if kind == "moe" else profile.tables(kind)).items():
+                yield f"{about.label} {f'{layer_label(of)} {of.format}' if isinstance(of, Experts) else of}", table
 
 
 def curves_in(collectives: Mapping[str, Mapping[str, Mapping[int, Curve]]]) -> Iterator[tuple[str, int, Curve]]:

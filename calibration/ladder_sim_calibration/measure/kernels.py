@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ladder_sim.costs.experts import MEASURED_IMBALANCE
-from ladder_sim.costs.roofline import AXES
+from ladder_sim.kernels import TABLE_KINDS
 from ladder_sim.specs.stack import Sampling
 from ladder_sim_calibration.fit.samples import ELEMENTWISE, LAYER, SUSTAINED, TABLES, Sample
 from ladder_sim_calibration.measure.clock import DTYPE, SEED, normal
@@ -109,7 +109,7 @@ def _attention(op: Sample, weights: WeightPool) -> Run:
 
 def _math_attention_decode(op: Sample, weights: WeightPool) -> Run:
     """Return a run of decode attention by the math kernel, compiled where blocks are by default."""
-    sequences, group, kv_len, width = (int(op.point[name]) for name in AXES["math_attention_decode"])
+    sequences, group, kv_len, width = (int(op.point[name]) for name in TABLE_KINDS["math_attention_decode"].axes)
     q = normal((sequences, group, 1, width), weights.device)
     cache = weights.rotating((2, sequences, 1, kv_len, width))
     position = torch.full((1,), kv_len - 1, device=weights.device)
@@ -125,7 +125,7 @@ def _math_attention_decode(op: Sample, weights: WeightPool) -> Run:
 
 
 def _sample(op: Sample, weights: WeightPool) -> Run:
-    batch, vocab = (int(op.point[name]) for name in AXES["sample"])
+    batch, vocab = (int(op.point[name]) for name in TABLE_KINDS["sample"].axes)
     logits = normal((batch, 1, vocab), weights.device)
     _, sampling = TABLES[op.op]
     return lambda: kernels.next_token(logits, cast(Sampling, sampling))
@@ -133,7 +133,7 @@ def _sample(op: Sample, weights: WeightPool) -> Run:
 
 def _experts(op: Sample, weights: WeightPool) -> Run:
     """Return a run of the busiest rank's experts; where tokens begin is known before, so that nothing waits."""
-    names = (*LAYER, *AXES["moe"])
+    names = (*LAYER, *TABLE_KINDS["moe"].axes)
     hidden, width, experts, top_k, expert_tp, ep, tokens = (int(op.point[name]) for name in names)
     held, width = experts // ep, width // expert_tp
     # of one draw a cache might hold the few experts that a few tokens take

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from ladder_sim.graph.sizes import STATE_BYTES
+from ladder_sim.kernels import STATE_BYTES
 from ladder_sim.specs.layers import Moe
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim_calibration.fit.samples import BESIDE, CURVES, ELEMENTWISE, HELD, SUSTAINED, Sample

@@ -15,9 +15,7 @@ from ladder_sim.costs.in_place import NO_WAIT, InPlace, OpKey, Wait
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.lookup import Curve
 from ladder_sim.costs.profile import CalibrationProfile, ProfileSource
-from ladder_sim.costs.roofline import Gpu
-from ladder_sim.graph.ops import Phase
-from ladder_sim.graph.shapes import GemmShape
+from ladder_sim.kernels import GemmShape, Gpu, Phase
 from ladder_sim.simulate.request import simulate_request
 from ladder_sim.specs.cluster import THIS_MACHINE, this_machine
 from ladder_sim.specs.scenario import Scenario

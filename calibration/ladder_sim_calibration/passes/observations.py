@@ -9,9 +9,9 @@ from typing import NamedTuple
 from ladder_sim.costs import in_place
 from ladder_sim.costs.in_place import OpKey
 from ladder_sim.costs.lookup import Curve
-from ladder_sim.graph.ops import Op, Phase
+from ladder_sim.graph.ops import Op
 from ladder_sim.graph.pass_kernels import pass_ops
-from ladder_sim.graph.shapes import CollectiveShape
+from ladder_sim.kernels import CollectiveShape, Phase
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.techniques import Techniques
 from ladder_sim.wirings.names import canonical

@@ -18,8 +18,8 @@ from ladder_sim.costs.in_place import OpKey
 from ladder_sim.costs.lookup import Curve
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.errors import UsageError
-from ladder_sim.graph.ops import Phase
 from ladder_sim.graph.pass_kernels import pass_ops
+from ladder_sim.kernels import Phase
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import ResidualAdd
 from ladder_sim.system.progress import Progress

@@ -30,7 +30,7 @@ from ladder_sim.costs.collectives.times import COLLECTIVE_ERROR, CollectiveTimes
 from ladder_sim.costs.hardware import Hardware, Link
 from ladder_sim.des.shared import Floats, Number, maximum, minimum
 from ladder_sim.graph.ops import CollectiveKind
-from ladder_sim.graph.shapes import Group
+from ladder_sim.kernels import Group
 from ladder_sim.specs.cluster import FULL_NODE, TREE_LL, TreeLatency
 from ladder_sim.specs.scenario import Scenario
 

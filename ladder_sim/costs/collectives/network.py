@@ -17,8 +17,8 @@ from ladder_sim.costs.profile_file import shipped_links
 from ladder_sim.des.shared import Floats, Number
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.ops import CollectiveKind
-from ladder_sim.graph.shapes import Group
 from ladder_sim.graph.techniques.quantized_allreduce import LEAST_BYTES
+from ladder_sim.kernels import Group
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import AllReduceRule

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ladder_sim.graph.layout import Layout
-from ladder_sim.graph.ops import Phase
-from ladder_sim.graph.shapes import Count
-from ladder_sim.graph.sizes import PassInputs
+from ladder_sim.graph.rank import PassInputs
 from ladder_sim.graph.techniques import fused_norm, gemm_overlap, ideal_overlap, quantized_allreduce, token_split
+from ladder_sim.kernels import Count, Phase
 from ladder_sim.specs.techniques import family_of, parameter_of
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from ladder_sim.graph.layout import Layout
 from ladder_sim.graph.ops import ResidualOp
-from ladder_sim.graph.shapes import Count
-from ladder_sim.graph.sizes import STATE_BYTES, PassInputs
+from ladder_sim.graph.rank import PassInputs
 from ladder_sim.graph.techniques.rewriting import Step, layout_of, steps_of
+from ladder_sim.kernels import STATE_BYTES, Count
 
 # bytes of a message from which it pays: vLLM's smallest are 1 to 16 MiB, by GPUs and bits (0.32.0,
 # quick_all_reduce.py, _QR_MIN_SIZE, fp16)

@@ -14,10 +14,10 @@ from itertools import pairwise
 from typing import Any
 
 from ladder_sim.graph.layout import Layout
-from ladder_sim.graph.ops import COLLECTIVE_KINDS, Phase, Portion, PortionOf, ResidualOp, Role
-from ladder_sim.graph.shapes import Count
-from ladder_sim.graph.sizes import PassInputs
+from ladder_sim.graph.ops import COLLECTIVE_KINDS, PortionOf, ResidualOp, Role
+from ladder_sim.graph.rank import PassInputs
 from ladder_sim.graph.techniques.rewriting import Step, layout_of, steps_of
+from ladder_sim.kernels import Count, Phase, Portion
 
 # tokens from which vLLM splits a step that only decodes, and any other (0.32.0, config/parallel.py, dbo_*_threshold)
 DECODE_TOKENS, PROMPT_TOKENS = 32, 512

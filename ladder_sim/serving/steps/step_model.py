@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from ladder_sim.costs.estimate import CostModel, Estimate
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.des.shared import Floats, Number
-from ladder_sim.graph.ops import Op, Phase
-from ladder_sim.graph.shapes import CollectiveShape
-from ladder_sim.graph.sizes import PassInputs, Sizes
+from ladder_sim.graph.ops import Op
+from ladder_sim.graph.rank import PassInputs
 from ladder_sim.graph.techniques.forms import form
+from ladder_sim.kernels import Phase, Sizes
 from ladder_sim.simulate.lower import op_times
 from ladder_sim.simulate.passes import FIRST_PERIODS, ForwardPass, forward_passes
 from ladder_sim.specs.scenario import Scenario
@@ -75,7 +75,7 @@ class StepModel:
         """Simulate steps, start to end, without the CPU's time for each request.
 
         In a pipeline as many steps run as there are stages: the next of the same requests waits for all of them. `duty`
-        is each step's share of the time that prompts take (`ladder_sim.graph.shapes.GemmShape.duty`), none by default;
+        is each step's share of the time that prompts take (`ladder_sim.kernels.gemm.GemmShape.duty`), none by default;
         `attention` replaces that of the steps' requests.
         """
         stages = self.scenario.plan.pp
@@ -158,8 +158,7 @@ def _decodes(op: Op) -> bool:
 
 
 def _per_sequence(op: Op) -> bool:
-    shape = op.shape
-    return op.kind in ("lm_head", "sample") or (isinstance(shape, CollectiveShape) and shape.per_sequence)
+    return op.kind == "lm_head" or op.shape.per_sequence
 
 
 class _WithAttention:

@@ -1,10 +1,9 @@
-"""Work and traffic of single ops."""
+"""Work, traffic, growth and tables of single kernels."""
 
 import pytest
 
 from ladder_sim.graph.ops import Op
-from ladder_sim.graph.shapes import GemmShape, MlaShape, MoeShape
-from ladder_sim.graph.sizes import Sizes
+from ladder_sim.kernels import TABLE_KINDS, Experts, GemmShape, MlaShape, MoeShape, Sizes
 from tests.support.shapes import mla_shape, moe_shape
 
 
@@ -47,9 +46,21 @@ def test_a_prompt_expands_the_latent_vectors_of_every_head() -> None:
 def test_experts_grow_with_the_tokens_of_all_ranks_that_meet_in_them() -> None:
     """The graph of one token of each of 8 ranks has 8 tokens in its experts."""
     sizes = Sizes(batch=5, q_len=3, kv_len=100, every_logit=False)
-    grown = sizes.op(Op(name="experts", kind="gemm", shape=moe_shape(tokens=8))).shape
+    grown = Op(name="experts", kind="gemm", shape=moe_shape(tokens=8)).resized(sizes).shape
     assert isinstance(grown, MoeShape)
     assert grown.tokens == 5 * 3 * 8
-    latent = sizes.op(Op(name="attention", kind="attention", shape=mla_shape())).shape
+    latent = Op(name="attention", kind="attention", shape=mla_shape()).resized(sizes).shape
     assert isinstance(latent, MlaShape)
     assert (latent.batch, latent.q_len, latent.kv_len) == (5, 3, 100)
+
+
+@pytest.mark.parametrize("kind", TABLE_KINDS)
+def test_a_table_holds_the_kernels_at_its_points(kind: str) -> None:
+    """What a kind of table makes of sizes is looked up at these sizes."""
+    axes = TABLE_KINDS[kind].axes
+    of = {"moe": Experts("bf16", 4096, 1536, 128, 8), "sample": "greedy"}.get(kind, "bf16")
+    point = {name: 2.0 ** (3 + number) for number, name in enumerate(axes)}
+    lookup = TABLE_KINDS[kind].shape(of, point).lookup
+    assert lookup is not None
+    assert (lookup.kind, lookup.of, {name: float(at) for name, at in lookup.point.items()}) == (kind, of, point)
+    assert (tuple(lookup.point), lookup.times, lookup.carried_over) == (axes, 1.0, False)

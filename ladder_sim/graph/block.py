@@ -4,8 +4,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ladder_sim.graph.ops import CollectiveKind, Op, OpKind
-from ladder_sim.graph.shapes import CollectiveShape, ElementwiseShape, GemmShape, Group, Shape
-from ladder_sim.graph.sizes import STATE_BYTES, RankPass, operands
+from ladder_sim.graph.rank import RankPass
+from ladder_sim.kernels import STATE_BYTES, Group, Shape
+from ladder_sim.kernels.collective import CollectiveShape
+from ladder_sim.kernels.elementwise import ElementwiseShape, QuantizeShape
+from ladder_sim.kernels.gemm import GemmShape, operands
 from ladder_sim.specs.workload import Format
 
 # position of what a block starts from
@@ -91,6 +94,6 @@ class BlockKernels:
         shape = GemmShape(m=rank.tokens if tokens is None else tokens, n=n, k=k, duty=rank.duty, **operands(format))
         if format.quantizes:
             moved = float(rank.tokens) * k * rank.stack.quantize_element_bytes
-            after = [self.elementwise(f"{name}_quantize", "quantize", moved, after)]
+            after = [self.op(f"{name}_quantize", "quantize", QuantizeShape(moved_bytes=moved), after)]
         weights = float(n) * k * format.weight_bytes + bias * STATE_BYTES if held else 0.0
         return self.op(name, kind, shape, after, weights=weights)

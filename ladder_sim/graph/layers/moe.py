@@ -1,4 +1,4 @@
-"""The kernels of a feed-forward block on one rank: an MLP of which it has a share, or routed experts.
+"""A mixture of experts on one rank: router, routed experts, and shared ones.
 
 Routed experts are spread over all ranks of a stage. Where these share attention, each of them has every token, runs the
 experts that it holds, and the block ends in an all-reduce, as an MLP (vLLM 0.32.0, fused_moe/layer.py). Where ranks
@@ -10,41 +10,19 @@ combine may overlap the next block.
 
 from typing import Literal
 
-from ladder_sim.graph.kernels import NORM, BlockKernels
+from ladder_sim.graph.block import NORM, BlockKernels
+from ladder_sim.graph.layers import mlp
 from ladder_sim.graph.ops import CollectiveKind
-from ladder_sim.graph.shapes import CollectiveShape, MoeShape
-from ladder_sim.graph.sizes import STATE_BYTES, operands
-from ladder_sim.specs.layers import Dense, Moe
+from ladder_sim.kernels import STATE_BYTES, CollectiveShape, MoeShape, operands
+from ladder_sim.specs.layers import Moe
 from ladder_sim.specs.workload import FORMATS
 
 # a router's score, 32-bit
 SCORE_BYTES = 4
 
 
-def feed_forward(block: BlockKernels, kind: Dense | Moe, prefix: str = "", *, reduces: bool) -> int:
-    """Add a feed-forward block, with exchanges between ranks if it `reduces`; return its output's position."""
-    if isinstance(kind, Moe):
-        return _experts(block, kind, prefix, reduces=reduces)
-    return mlp(block, kind, _up(block, kind, prefix), prefix)
-
-
-def _up(block: BlockKernels, kind: Dense, prefix: str) -> int:
-    width = kind.up_width // block.rank.tp
-    bias = width if kind.bias else 0
-    return block.linear(f"{prefix}up", width, kind.hidden, [NORM], format=block.rank.format("mlp", kind), bias=bias)
-
-
-def mlp(block: BlockKernels, kind: Dense, up: int, prefix: str = "") -> int:
-    """Add the kernels from the first projection's output to the second's; return the position of that."""
-    rank = block.rank
-    width, hidden = kind.width // rank.tp, kind.hidden
-    moved = float(rank.tokens) * (kind.up_width // rank.tp + width) * STATE_BYTES
-    activation = block.elementwise(f"{prefix}activation", "activation", moved, [up])
-    bias = hidden if kind.bias else 0
-    return block.linear(f"{prefix}down", hidden, width, [activation], format=rank.format("mlp", kind), bias=bias)
-
-
-def _experts(block: BlockKernels, kind: Moe, prefix: str, *, reduces: bool) -> int:
+def add(block: BlockKernels, kind: Moe, prefix: str = "", *, reduces: bool) -> int:
+    """Add the kernels, with exchanges between ranks if the block `reduces`; return its output's position."""
     rank, gathers = block.rank, block.rank.plan.attention_dp > 1 and reduces
     needed = _router(block, kind, prefix)
     if kind.hidden:
@@ -63,7 +41,7 @@ def _experts(block: BlockKernels, kind: Moe, prefix: str, *, reduces: bool) -> i
     if kind.shared is None:
         return output
     block.next_to = routed if rank.phase == "decode" and rank.stack.shared_expert_stream else NORM
-    shared = mlp(block, kind.shared, _up(block, kind.shared, f"{prefix}shared."), f"{prefix}shared.")
+    shared = mlp.add(block, kind.shared, f"{prefix}shared.", reduces=reduces)
     block.next_to = NORM
     if ends_in_combine:
         # what other ranks send may be waited for later

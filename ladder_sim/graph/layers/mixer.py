@@ -1,20 +1,16 @@
-"""The kernels of a general mixer on one rank: linear layers, attention or recurrent states between them, linear layers.
+"""A general mixer on one rank: linear layers, attention or recurrent states between them, linear layers.
 
 Ranks share heads, as engines do: a linear layer of columns, then attention or a state of the rank's own heads, then a
 linear layer of rows, whose sum ends the block. A layer of rows before that is summed where it is.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from ladder_sim.graph.kernels import NORM, BlockKernels
-from ladder_sim.graph.shapes import AttentionShape, CollectiveShape, MixingShape
-from ladder_sim.graph.sizes import STATE_BYTES, RankPass
-from ladder_sim.specs.layers import Attend, Index, Linear, Mixer, State
-from ladder_sim.specs.workload import KV_BYTES
+from ladder_sim.graph.block import NORM, BlockKernels
+from ladder_sim.graph.layers.context import SQUARES_BYTES, attention_shape, choose, in_context
+from ladder_sim.kernels import STATE_BYTES, CollectiveShape, MixingShape
+from ladder_sim.specs.layers import Attend, Linear, Mixer, State
 
-# a sum of squares, 32-bit
-SQUARES_BYTES = 4
 # arithmetic of one token with each element of a state: decayed, read by the key, corrected, and read by the query, each
 # a multiplication and an addition (gated delta rule, arXiv 2412.06464, equation 10); simpler rules take less
 STATE_FLOPS = 8.0
@@ -23,7 +19,7 @@ STATE_FLOPS = 8.0
 CHUNK_TOKENS = 64
 
 
-def mixer(block: BlockKernels, kind: Mixer, prefix: str = "", *, reduces: bool) -> int:
+def add(block: BlockKernels, kind: Mixer, prefix: str = "", *, reduces: bool) -> int:
     """Add a mixer's kernels, with exchanges between ranks if it `reduces`; return its output's position."""
     rank = block.rank
     qkv, after = rank.format("qkv", kind), [NORM]
@@ -79,9 +75,7 @@ def _state(block: BlockKernels, kind: Mixer, core: State, name: str, after: Sequ
     moved = 2.0 * rank.tokens * entering * STATE_BYTES
     convolved = block.elementwise(f"{name}_convolution", "attention", moved, after, weights)
     shape = MixingShape(
-        batch=rank.batch,
-        q_len=rank.q_len,
-        kv_len=rank.kv_len,
+        **rank.lengths,
         state_bytes=core.bytes_on_rank(rank.tp),
         token_bytes=(entering + leaving + 2.0 * elements / CHUNK_TOKENS) * STATE_BYTES,
         token_flops=STATE_FLOPS * elements,
@@ -104,9 +98,7 @@ def _attend(block: BlockKernels, core: Attend, name: str, after: Sequence[int], 
     if core.index and core.index.heads:
         after = choose(block, core.index, name, after, every=core.every)
     shape = MixingShape(
-        batch=rank.batch,
-        q_len=rank.q_len,
-        kv_len=rank.kv_len,
+        **rank.lengths,
         token_bytes=float(heads * (core.key_dim + value_dim)) * STATE_BYTES,
         entry_bytes=float(kv_heads * (core.key_dim + core.value_dim)) * rank.kv_element_bytes,
         entry_flops=2.0 * heads * (core.key_dim + value_dim),
@@ -114,57 +106,3 @@ def _attend(block: BlockKernels, core: Attend, name: str, after: Sequence[int], 
         top_k=core.index.top_k if core.index else 0,
     )
     return in_context(block, name, shape, after)
-
-
-def choose(block: BlockKernels, index: Index, name: str, after: Sequence[int], *, every: int = 1) -> list[int]:
-    """Add the choice of entries by their index: scores of all of them by every rank, in 8 bits, and the best of these.
-
-    DeepSeek-V3.2 (arXiv 2512.02556, section 2.1); vLLM 0.32.0, deepseek_v2.py, Indexer.
-    """
-    rank = block.rank
-    shape = MixingShape(
-        batch=rank.batch,
-        q_len=rank.q_len,
-        kv_len=rank.kv_len,
-        token_bytes=float(index.heads * index.dim + index.top_k * 4),
-        entry_bytes=float(index.dim) * KV_BYTES["fp8"],
-        entry_flops=2.0 * index.heads * index.dim,
-        every=every,
-    )
-    return in_context(block, f"{name}_index", shape, after)
-
-
-def attention_shape(rank: RankPass, heads: int, kv_heads: int, head_dim: int, window: int) -> AttentionShape:
-    """Return the shape of attention of a rank's new tokens over their contexts; heads are those on the rank."""
-    return AttentionShape(
-        kernel=rank.stack.attention,
-        batch=rank.batch,
-        q_len=rank.q_len,
-        kv_len=rank.kv_len,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        element_bytes=STATE_BYTES,
-        kv_element_bytes=rank.kv_element_bytes,
-        window=window,
-    )
-
-
-def in_context(
-    block: BlockKernels,
-    name: str,
-    shape: AttentionShape | MixingShape,
-    after: Sequence[int],
-    *,
-    weights: float = 0.0,
-) -> list[int]:
-    """Add a kernel over the context, and in a mixed step another one of the prompt; return their positions.
-
-    `weights`: bytes that the first one holds in memory.
-    """
-    outputs = [block.op(name, "attention", shape, after, weights=weights)]
-    if block.rank.prompt:
-        prompt = replace(shape, batch=1, q_len=block.rank.prompt, kv_len=block.rank.prompt, shares_step=True)
-        start, part = name[: name.rindex(".") + 1] if "." in name else "", name.rpartition(".")[2]
-        outputs.append(block.op(f"{start}prompt_{part}", "attention", prompt, after))
-    return outputs

@@ -1,81 +1,20 @@
-"""The kernels of attention on one rank, which has its share of the heads: column-parallel in, row-parallel out."""
+"""Multi-head latent attention on one rank, maybe with an index that chooses what it reads.
+
+Single tokens are absorbed into the latent space, prompts are expanded (vLLM, mla/common.py).
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ladder_sim.graph.kernels import NORM, BlockKernels
-from ladder_sim.graph.mixer import SQUARES_BYTES, attention_shape, choose, in_context
-from ladder_sim.graph.shapes import BmmShape, CollectiveShape, MixingShape, MlaShape
-from ladder_sim.graph.sizes import STATE_BYTES
-from ladder_sim.specs.layers import Gqa, Index, Mla
+from ladder_sim.graph.block import NORM, BlockKernels
+from ladder_sim.graph.layers.context import choose
+from ladder_sim.kernels import STATE_BYTES, BmmShape, MixingShape, MlaShape, operands
+from ladder_sim.specs.layers import Index, Mla
 from ladder_sim.specs.workload import Format
 
 
-def attention(block: BlockKernels, kind: Gqa | Mla, prefix: str = "", *, reduces: bool) -> int:
-    """Add an attention's kernels, with exchanges between ranks if it `reduces`; return its output's position."""
-    if isinstance(kind, Mla):
-        return _latent(block, kind, prefix)
-    width = qkv_width(kind, block.rank.tp)
-    bias = width * kind.qkv_bias
-    qkv = block.linear(f"{prefix}qkv", width, kind.hidden, [NORM], format=block.rank.format("qkv", kind), bias=bias)
-    return attend(block, kind, qkv, prefix, reduces=reduces)
-
-
-def qkv_width(kind: Gqa, tp: int) -> int:
-    """Return the width of one rank's queries, keys and values together, in elements."""
-    heads, kv_heads = _heads(kind, tp)
-    return (heads + 2 * kv_heads) * kind.head_dim
-
-
-def _heads(kind: Gqa, tp: int) -> tuple[int, int]:
-    return kind.heads // tp, max(1, kind.kv_heads // tp)
-
-
-def attend(block: BlockKernels, kind: Gqa, qkv: int, prefix: str = "", *, reduces: bool) -> int:
-    """Add the kernels from queries, keys and values to attention's output; return the output's position."""
-    rank = block.rank
-    heads, kv_heads = _heads(kind, rank.tp)
-    if kind.qk_norm != "none" and kind.rotated:
-        qkv = _qk_norm(block, kind, qkv, prefix, reduces=reduces)
-    # with the cache write
-    moved = 2.0 * rank.tokens * qkv_width(kind, rank.tp) * STATE_BYTES
-    if not kind.rotated:
-        # by a kernel of its own: vLLM, Llama4Attention
-        scaled = 2.0 * rank.tokens * heads * kind.head_dim * STATE_BYTES
-        qkv, moved = block.elementwise(f"{prefix}q_scale", "rope", scaled, [qkv]), moved - scaled
-    rope = block.elementwise(f"{prefix}{'rope' if kind.rotated else 'cache_write'}", "rope", moved, [qkv])
-    shape = attention_shape(rank, heads, kv_heads, kind.head_dim, kind.window)
-    sinks = float(heads * STATE_BYTES) if kind.sinks else 0.0
-    outputs = in_context(block, f"{prefix}attention", shape, [rope], weights=sinks)
-    return _out(block, kind, heads * kind.head_dim, outputs, prefix, bias=kind.out_bias)
-
-
-def _out(block: BlockKernels, kind: Gqa | Mla, k: int, after: Sequence[int], prefix: str, *, bias: bool) -> int:
-    hidden = kind.hidden
-    own = block.rank.format("out", kind)
-    return block.linear(f"{prefix}o", hidden, k, after, format=own, bias=hidden if bias else 0)
-
-
-def _qk_norm(block: BlockKernels, kind: Gqa, qkv: int, prefix: str, *, reduces: bool) -> int:
-    """Add the two kernels of the shard's heads in vLLM's Qwen3Attention: one over queries, one over keys.
-
-    Over all heads, ranks add up the squares of both for each token first, as in vLLM's MiniMaxText01RMSNormTP.
-    """
-    rank, after = block.rank, qkv
-    heads, kv_heads = _heads(kind, rank.tp)
-    if kind.qk_norm == "all" and rank.tp > 1 and reduces:
-        squares = CollectiveShape(message_bytes=float(rank.tokens) * 2 * SQUARES_BYTES, own_type=True)
-        after = block.op(f"{prefix}qk_all_reduce", "all_reduce", squares, [after])
-    for name, normed in (("q_norm", heads), ("k_norm", kv_heads)):
-        moved = 2.0 * rank.tokens * normed * kind.head_dim * STATE_BYTES
-        held = {"heads": 1, "all": normed}.get(kind.qk_norm, 0)
-        weights = float(held * kind.head_dim) * STATE_BYTES
-        after = block.elementwise(f"{prefix}{name}", "norm", moved, [after], weights)
-    return after
-
-
-def _latent(block: BlockKernels, kind: Mla, prefix: str) -> int:
-    """Add multi-head latent attention: absorbed for single tokens, expanded for prompts (vLLM, mla/common.py)."""
+def add(block: BlockKernels, kind: Mla, prefix: str = "", *, reduces: bool) -> int:
+    """Add the kernels, none of which exchanges anything between ranks; return the output's position."""
     rank = block.rank
     heads, hidden, qkv = kind.heads // rank.tp, kind.hidden, rank.format("qkv", kind)
     latent, rope = kind.kv_lora_rank, kind.rope_head_dim
@@ -95,9 +34,7 @@ def _latent(block: BlockKernels, kind: Mla, prefix: str) -> int:
     moved = 2.0 * rank.tokens * (heads * rope + latent + rope) * STATE_BYTES
     rotated = block.elementwise(f"{prefix}rope", "rope", moved, [queries, normed])
     shape = MlaShape(
-        batch=rank.batch,
-        q_len=rank.q_len,
-        kv_len=rank.kv_len,
+        **rank.lengths,
         heads=heads,
         latent=latent,
         rope=rope,
@@ -129,7 +66,7 @@ def _latent(block: BlockKernels, kind: Mla, prefix: str) -> int:
         if rank.prompt:
             shape = replace(shape, batch=1, q_len=rank.prompt, kv_len=rank.prompt, shares_step=True)
         outputs.append(block.op(name, "attention", _chosen(kind, shape), [expanded]))
-    return _out(block, kind, heads * kind.value_head_dim, outputs, prefix, bias=False)
+    return block.linear(f"{prefix}o", hidden, heads * kind.value_head_dim, outputs, format=rank.format("out", kind))
 
 
 def _choose(block: BlockKernels, kind: Mla, index: Index, prefix: str, queries: int, rotated: int) -> int:
@@ -161,14 +98,6 @@ def _chosen(kind: Mla, shape: MlaShape) -> MlaShape | MixingShape:
 
 
 def _per_head(block: BlockKernels, name: str, qkv: Format, heads: int, n: int, k: int, after: Sequence[int]) -> int:
-    shape = BmmShape(
-        heads=heads,
-        m=block.rank.batch * block.rank.q_len,
-        n=n,
-        k=k,
-        weight_element_bytes=qkv.weight_bytes,
-        input_element_bytes=STATE_BYTES,
-        output_element_bytes=STATE_BYTES,
-        format=qkv.name,
-    )
+    own = operands(qkv) | {"input_element_bytes": STATE_BYTES}
+    shape = BmmShape(heads=heads, m=block.rank.batch * block.rank.q_len, n=n, k=k, **own)
     return block.op(name, "bmm", shape, after, weights=float(heads) * n * k * qkv.weight_bytes)

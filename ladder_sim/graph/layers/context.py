@@ -1,0 +1,58 @@
+"""Kernels over the context of every sequence, and in a mixed step another one over the prompt's."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ladder_sim.graph.block import BlockKernels
+from ladder_sim.graph.rank import RankPass
+from ladder_sim.kernels import STATE_BYTES, AttentionShape, InContext, MixingShape
+from ladder_sim.specs.layers import Index
+from ladder_sim.specs.workload import KV_BYTES
+
+# a sum of squares, 32-bit
+SQUARES_BYTES = 4
+
+
+def choose(block: BlockKernels, index: Index, name: str, after: Sequence[int], *, every: int = 1) -> list[int]:
+    """Add the choice of entries by their index: scores of all of them by every rank, in 8 bits, and the best of these.
+
+    DeepSeek-V3.2 (arXiv 2512.02556, section 2.1); vLLM 0.32.0, deepseek_v2.py, Indexer.
+    """
+    rank = block.rank
+    shape = MixingShape(
+        **rank.lengths,
+        token_bytes=float(index.heads * index.dim + index.top_k * 4),
+        entry_bytes=float(index.dim) * KV_BYTES["fp8"],
+        entry_flops=2.0 * index.heads * index.dim,
+        every=every,
+    )
+    return in_context(block, f"{name}_index", shape, after)
+
+
+def attention_shape(rank: RankPass, heads: int, kv_heads: int, head_dim: int, window: int) -> AttentionShape:
+    """Return the shape of attention of a rank's new tokens over their contexts; heads are those on the rank."""
+    return AttentionShape(
+        kernel=rank.stack.attention,
+        **rank.lengths,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        element_bytes=STATE_BYTES,
+        kv_element_bytes=rank.kv_element_bytes,
+        window=window,
+    )
+
+
+def in_context(
+    block: BlockKernels, name: str, shape: InContext, after: Sequence[int], *, weights: float = 0.0
+) -> list[int]:
+    """Add a kernel over the context, and in a mixed step another one of the prompt; return their positions.
+
+    `weights`: bytes that the first one holds in memory.
+    """
+    outputs = [block.op(name, "attention", shape, after, weights=weights)]
+    if block.rank.prompt:
+        prompt = replace(shape, batch=1, q_len=block.rank.prompt, kv_len=block.rank.prompt, shares_step=True)
+        start, part = name[: name.rindex(".") + 1] if "." in name else "", name.rpartition(".")[2]
+        outputs.append(block.op(f"{start}prompt_{part}", "attention", prompt, after))
+    return outputs

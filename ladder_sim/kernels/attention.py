@@ -1,0 +1,235 @@
+"""Attention over keys and values of heads, fused or as separate kernels, and what all kernels over a context share."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from ladder_sim.des.shared import Number, any_true, maximum, where
+from ladder_sim.kernels.machine import Machine
+from ladder_sim.kernels.shape import STATE_BYTES, Lookup, Shape, TableKind, Work, count_text
+from ladder_sim.kernels.sizes import Sizes, varies
+from ladder_sim.specs.stack import AttentionKernel
+from ladder_sim.specs.workload import KV_BYTES, KvDType
+
+# scores, softmax with mask, values; keys and values are read expanded
+MATH_ATTENTION_KERNELS = 3
+# of the bf16 peak, what the same GPU multiplies in 32 bits (datasheets: A100 19.5 of 312 TFLOP/s, H100 67 of 989), in
+# tiles of so many rows and columns (cuBLAS)
+FP32_SHARE, TILE = 1.0 / 16.0, 128
+# rate at which keys and values that are expanded to every query head are read, of the memory's bandwidth: 201 MB in
+# 46.2 us on an H100 (h100_beside, kernels_of_a_layer.csv)
+CACHE_RATE = 1.3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InContext(Shape):
+    """What `q_len` new tokens of each sequence do with `kv_len` tokens of context."""
+
+    batch: int
+    """Sequences."""
+    q_len: int
+    """New tokens per sequence."""
+    kv_len: int
+    """Cached tokens that the kernel reads per sequence, the new ones included."""
+    shares_step: bool = False
+    """Whether the step of a prompt decodes other sequences too; `kv_len` is what its tokens read on average."""
+
+    @property
+    def is_prompt(self) -> bool:
+        """Several new tokens per sequence, which takes another kernel than one."""
+        return varies(self.q_len) or self.q_len > 1
+
+    @property
+    def reads_whole_cache(self) -> bool:
+        """Whether it reads a static cache, however few of its tokens are live."""
+        return False
+
+    def resized(self, sizes: Sizes, rows: Any) -> Self:
+        own: Any = {"batch": sizes.batch, "q_len": sizes.q_len, "kv_len": sizes.kv_len}
+        if self.shares_step:
+            own = {"batch": sizes.prompts, "q_len": sizes.chunk, "kv_len": sizes.chunk_kv_len}
+        elif np.any(sizes.whole_kv_len):
+            own |= {"kv_len": sizes.whole_kv_len} if self.reads_whole_cache else {"shares_step": True}
+        return replace(self, **own)
+
+
+def elements(cache: KvDType) -> dict[str, Any]:
+    """Return the bytes of the elements of attention over a type of KV cache, as fields of its shape."""
+    return {"element_bytes": STATE_BYTES, "kv_element_bytes": KV_BYTES[cache]}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedAttention(InContext):
+    """Attention over everything that the cache holds, or a window of it: tables have it."""
+
+    on_tensor_cores: ClassVar[bool] = True
+
+    heads: int
+    """Query heads on this rank."""
+    element_bytes: int
+    """Bytes of one element that is not cached: of queries, scores, expanded keys and values, output."""
+    kv_element_bytes: int = 2
+    """Bytes of one cached element."""
+
+    @property
+    def lengths(self) -> str:
+        """New tokens and context in a few characters."""
+        return f"{count_text(self.q_len)} on {count_text(self.kv_len)}"
+
+    @property
+    def cache(self) -> str:
+        """Type of the KV cache, by which its tables are told apart."""
+        return "fp8" if self.kv_element_bytes == KV_BYTES["fp8"] else "bf16"
+
+    @property
+    def prompt_len(self) -> Any:
+        """Tokens of the prompts whose average chunk it is; without earlier context its new tokens."""
+        return 2 * self.kv_len - self.q_len if self.shares_step else self.q_len
+
+    @property
+    def chunk_share(self) -> Any:
+        """Share that a chunk takes of the whole prompt, as which it is looked up."""
+        return self.q_len / self.prompt_len if self.is_prompt and self.shares_step else 1.0
+
+    def stack_factor(self, machine: Machine, *, tabled: bool) -> Number:
+        """Return the factor of prompts or of decode; of math attention without a table the traffic alone has that."""
+        if self.is_prompt:
+            return machine.stack.prompt_factor
+        return machine.stack.attention_factor if tabled or not self.reads_whole_cache else 1.0
+
+
+def _at(
+    kernel: AttentionKernel, of: KvDType, *, batch_kv_heads: Any, group: Any, head_dim: Any, **length: Any
+) -> "Shape":
+    q_len = length.get("q_len", 1)
+    return AttentionShape(
+        kernel=kernel,
+        # one sequence of all the batch's heads stands for the batch
+        batch=1,
+        q_len=q_len,
+        kv_len=length.get("kv_len", q_len),
+        heads=batch_kv_heads * group,
+        kv_heads=batch_kv_heads,
+        head_dim=head_dim,
+        **elements(of),
+    )
+
+
+# axes of its tables for prompts and for single tokens; group: query heads per KV head
+PROMPT_AXES = ("batch_kv_heads", "group", "q_len", "head_dim")
+TOKEN_AXES = ("batch_kv_heads", "group", "kv_len", "head_dim")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionShape(CachedAttention):
+    """Attention over keys and values of heads."""
+
+    tables: ClassVar = (
+        TableKind("attention_prefill", "prefill attention flash", PROMPT_AXES, partial(_at, "flash")),
+        TableKind("attention_decode", "decode attention flash", TOKEN_AXES, partial(_at, "flash")),
+        TableKind("math_attention_decode", "decode attention math", TOKEN_AXES, partial(_at, "math"), has_formula=True),
+    )
+
+    kernel: AttentionKernel
+    """Flash: one fused kernel over the live context, causal; math: scores, softmax and values as separate kernels over
+    the whole static cache, KV heads expanded."""
+    kv_heads: int
+    """Key/value heads on this rank."""
+    head_dim: int
+    """Width of one head."""
+    window: int = 0
+    """Tokens that each new one attends to at most; 0: all. The math kernel reads the whole cache all the same."""
+
+    @property
+    def reads_whole_cache(self) -> bool:
+        return self.kernel == "math"
+
+    @property
+    def windowed(self) -> bool:
+        """Whether a window bounds what it reads."""
+        return self.window > 0 and not self.reads_whole_cache
+
+    @property
+    def attended(self) -> Any:
+        """Tokens that a new one attends to on average; flash skips the masked half of a prefill."""
+        if self.reads_whole_cache:
+            return self.kv_len
+        if not self.window:
+            return self.kv_len - (self.q_len - 1) / 2.0
+        # the new tokens that see less than a window, each one more than the one before
+        before: Any = self.kv_len - self.q_len
+        short: Any = np.clip(self.window - before, 0.0, self.q_len)
+        return (short * (before + (short + 1.0) / 2.0) + (self.q_len - short) * self.window) / self.q_len
+
+    @property
+    def work(self) -> Work:
+        """Queries, output, the cache, and of the math kernel its scores.
+
+        The score matrix is of 32 bits (PyTorch from 2.5 on computes math attention of 16 bits in 32), written, read for
+        its maximum and sum, read and written by the softmax, and read for the values. The cache of a prompt's tokens
+        may still be in one of the GPU.
+        """
+        read: Any = np.minimum(self.kv_len, self.window + self.q_len - 1) if self.windowed else self.kv_len
+        cache = 2.0 * self.batch * read * self.head_dim * self.kv_heads * self.kv_element_bytes
+        moved = 2.0 * self.batch * self.q_len * self.heads * self.head_dim * self.element_bytes + cache
+        if self.reads_whole_cache:
+            moved = moved + 5.0 * 4.0 * self.batch * self.heads * self.q_len * self.kv_len
+        pairs = self.q_len * self.attended
+        return Work(moved, 4.0 * self.batch * self.heads * self.head_dim * pairs, 0.0 if self.is_prompt else cache)
+
+    @property
+    def expanded_bytes(self) -> float:
+        """Keys and values that the math kernel reads: of every query head, most of them from the GPU's cache."""
+        return 2.0 * self.batch * self.kv_len * self.head_dim * self.heads * self.kv_element_bytes
+
+    @property
+    def label(self) -> str:
+        cache = ", fp8 cache" if self.cache == "fp8" else ""
+        return f"{self.kernel}, {self.heads}/{self.kv_heads} heads, {self.lengths}{cache}"
+
+    @property
+    def lookup(self) -> Lookup | None:
+        """Where tables hold it: prompts whole and without a window, of whose time it takes its shares.
+
+        Work and traffic depend on batch and heads as their product alone; a prompt has no earlier context.
+        """
+        heads = {"batch_kv_heads": self.batch * self.kv_heads, "group": self.heads / self.kv_heads}
+        if not self.is_prompt:
+            kind = "math_attention_decode" if self.reads_whole_cache else "attention_decode"
+            read: Any = np.minimum(self.kv_len, self.window) if self.windowed else self.kv_len
+            return Lookup(kind, self.cache, {**heads, "kv_len": read, "head_dim": self.head_dim})
+        if self.reads_whole_cache:
+            return None
+        times = self.chunk_share
+        if self.windowed:
+            times = times * self.attended / (self.kv_len - (self.q_len - 1) / 2.0)
+        point = {**heads, "q_len": self.prompt_len, "head_dim": self.head_dim}
+        return Lookup("attention_prefill", self.cache, point, times)
+
+    @property
+    def outlasts(self) -> tuple[Any, Shape] | None:
+        """A chunk behind others takes its share of the prompt's time, but at least as long as one token does."""
+        continues: Any = self.shares_step and self.prompt_len > self.q_len
+        return (continues, replace(self, q_len=1, shares_step=False)) if any_true(continues) else None
+
+    def untabled_s(self, machine: Machine) -> Number:
+        """Return the seconds of attention by separate kernels, which no table holds."""
+        gpu, stack = machine.gpu, machine.stack
+        token = replace(self, q_len=1) if self.is_prompt else self
+        expanded_s = token.expanded_bytes / (CACHE_RATE * gpu.hbm_bandwidth_Bps)
+        read_s = maximum(machine.traffic_s(token.moved_bytes), expanded_s)
+        floor_s = MATH_ATTENTION_KERNELS * machine.floor_s
+        several = where(self.batch > 1, 1.0, 0.0)
+        token_s: Number = floor_s + stack.batched_attention_s * several + read_s * stack.attention_factor
+        if not self.is_prompt:
+            return token_s
+        # scores and values, each in tiles of so many of its rows and columns; one that is not full takes as long
+        work, multiplied_s = self.work, 0.0
+        for columns in (self.kv_len, self.head_dim):
+            tiles: Any = self.batch * self.heads * -(-self.q_len // TILE) * -(-columns // TILE)
+            slots = -(-tiles // machine.sms) * machine.sms * np.minimum(self.q_len, TILE) * np.minimum(columns, TILE)
+            filled = self.batch * self.heads * self.q_len * columns / slots
+            multiplied_s = multiplied_s + work.flops / (2.0 * FP32_SHARE * gpu.bf16_flops * filled)
+        return maximum(token_s, floor_s + multiplied_s + machine.traffic_s(work.moved_bytes))
