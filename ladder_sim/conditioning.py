@@ -163,6 +163,9 @@ def condition(
         tpot_elsewhere=elsewhere_width,
         moved={name: float(value) for name, value in zip(FACTORS, np.exp(moved), strict=True)},
         caution=_caution(measured, by_factor * moved, at, base),
+        here=condition(at, tpot_s=tpot_s, ttft_s=ttft_s, tokens_per_s=tokens_per_s, profile=base)
+        if elsewhere
+        else None,
     )
     stack = Hardware.of(at, base).stack
     figures = {

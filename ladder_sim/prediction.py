@@ -283,7 +283,7 @@ def simulation_inputs(
     seed: int,
 ) -> tuple[KernelCosts, MemoryUse, Jitter]:
     """Check the arguments of `predict`, and return the costs, memory use and jitter to simulate with."""
-    measured = resolve_profile(scenario, profile)
+    measured = where_measured(scenario, resolve_profile(scenario, profile))
     if not isinstance(seed, int) or seed < 0:
         raise UsageError(f"seed {seed!r}: must be a whole number, 0 or more", hint="for example 0")
     uneven = Jitter(sigma=_sigma(jitter, measured), seed=seed)
@@ -332,6 +332,13 @@ def resolve_profile(scenario: Scenario, profile: str | CalibrationProfile | None
 def _with_fit(measured: CalibrationProfile, calibrated: CalibrationProfile) -> CalibrationProfile:
     """Return a GPU's profile with a stack's fit: one object for equal arguments, so that tables are laid out once."""
     return dataclasses.replace(measured, stack_fit=calibrated.stack_fit)
+
+
+def where_measured(scenario: Scenario, profile: CalibrationProfile | None) -> CalibrationProfile | None:
+    """Return the profile to use, which is another one for the load and plan that a running server measured."""
+    given = profile.given if profile else None
+    here = given and given.is_of(scenario.model, scenario.plan, scenario.workload)
+    return given.here if given and given.here and here else profile
 
 
 def _prediction(request: Request, standard: Request, memory: MemoryUse, confidence: Confidence) -> Prediction:

@@ -24,7 +24,7 @@ from ladder_sim.errors import (
     UsageError,
     reason,
 )
-from ladder_sim.prediction import own_variant, resolve_profile
+from ladder_sim.prediction import own_variant, resolve_profile, where_measured
 from ladder_sim.quality.published import quality_of
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS
@@ -80,9 +80,18 @@ def _times(replica: _Replica, variants: tuple[str, ...], profile: str | Calibrat
     if fits.any():
         try:
             measured = resolve_profile(scenario, profile)
-            varied: dict[str, Any] = {workload.load_field: requests[fits]}
-            for name, request in simulate_requests(scenario, varied, variants, measured).items():
-                ttft_s[name][fits], decode_s[name][fits] = request.ttft_s, request.decode_s
+            given = measured.given if measured else None
+            profiles = [
+                where_measured(at_load(scenario, scenario.plan, number), measured) if given else measured
+                for number in replica[1]
+            ]
+            elsewhere = np.array([each is measured for each in profiles])
+            # a running server measured at most one of the loads
+            for rows in filter(np.any, (fits & elsewhere, fits & ~elsewhere)):
+                varied: dict[str, Any] = {workload.load_field: requests[rows]}
+                every = simulate_requests(scenario, varied, variants, profiles[int(np.flatnonzero(rows)[-1])])
+                for name, request in every.items():
+                    ttft_s[name][rows], decode_s[name][rows] = request.ttft_s, request.decode_s
         except ProfileError:
             # not the fault of the plan
             raise

@@ -234,16 +234,24 @@ class Versus(Answer):
         chosen = (self.options["standard"], self.best_own, self.options.get("ladder"), self.best_retrained)
         return list({each.name: each for each in chosen if each}.values())
 
-    @cached_property
+    @property
     def cost(self) -> Adaptation | None:
-        """Price of adapting the model to the best wiring; None: no wiring needs it, or the model has experts."""
+        """Price of adapting the model to the best wiring; None: no wiring needs it, or `no_cost` says why."""
+        return self._priced if isinstance(self._priced, Adaptation) else None
+
+    @property
+    def no_cost(self) -> str:
+        """Why the price of adapting the model to the best wiring is not known; empty if it is, or none is needed."""
+        return self._priced.message if isinstance(self._priced, UsageError) else ""
+
+    @cached_property
+    def _priced(self) -> Adaptation | UsageError | None:
         if self.best_retrained is None:
             return None
-        wiring = self.best_retrained.prediction.variant
         try:
-            return adaptation(self.plain, wiring)
-        except UsageError:
-            return None
+            return adaptation(self.plain, self.best_retrained.prediction.variant)
+        except UsageError as error:
+            return error
 
     @cached_property
     def best_standard(self) -> BestStandard | None:

@@ -3,7 +3,11 @@
 from collections.abc import Iterator, Mapping
 from typing import get_args
 
-from ladder_sim.costs.collectives.algorithms import ALL_REDUCE
+import numpy as np
+
+from ladder_sim.closed_loop.loop import ServedRequest
+from ladder_sim.costs.collectives.algorithms import ALL_REDUCE, bracketed
+from ladder_sim.costs.collectives.fabrics import fabric_curve
 from ladder_sim.costs.collectives.network import ODD
 from ladder_sim.costs.estimate import Source
 from ladder_sim.costs.kernels import KernelCosts
@@ -16,6 +20,8 @@ from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.scenario_warnings import DECISIVE, Caution
 from ladder_sim.specs.workload import FORMATS
 from ladder_sim.units import format_bytes, format_seconds
+from ladder_sim.wirings.layout import lay_out
+from ladder_sim.wirings.names import DEFAULT_VARIANTS
 
 # a decode step whose kernels take longer than this multiple of their rooflines is explained
 SLOW = 3.0
@@ -93,7 +99,9 @@ def cost_warnings(
         *warnings,
         *_traced(scenario, simulated),
         *_rewired(scenario, simulated),
+        *_same_models(scenario, simulated),
         *_odd_links(scenario, simulated),
+        *_beyond_sweep(scenario, simulated),
         *_slow_decode(costs, simulated),
         *_faster_than_the_bound(simulated),
     ]
@@ -140,9 +148,10 @@ def _not_in_tables(scenario: Scenario, profile: CalibrationProfile) -> Iterator[
         )
     experts = FORMATS[workload.dtype].name
     if scenario.model.experts and (stand_in := profile.moe.format_for(experts, scenario.cluster.gpu)) != experts:
-        yield (
+        yield Caution(
             f"no experts in {experts} were measured on {scenario.cluster.gpu.name}: they are priced by the formulas at "
-            f"the rates of {stand_in}"
+            f"the rates of {stand_in}",
+            DECISIVE,
         )
     attention = profile.attention_decode.get(stack.attention, {})
     # a checkpoint may keep all but its experts in 16 bits
@@ -182,6 +191,21 @@ def _rewired(scenario: Scenario, simulated: Mapping[str, Request]) -> Iterator[s
         )
 
 
+def _same_models(scenario: Scenario, simulated: Mapping[str, Request]) -> Iterator[str]:
+    """Yield which wirings of one's own compute what a named one does, and how often each of them reduces."""
+    model = scenario.model
+    wirings = {
+        name: lay_out(name, model.layers, model.ladder_layers)
+        for name in dict.fromkeys((*DEFAULT_VARIANTS[:-1], *simulated))
+    }
+    for name, own in wirings.items():
+        named = [other for other, wiring in wirings.items() if not wiring.is_own and wiring.model == own.model]
+        if own.is_own and own.model is not None and named:
+            counts = [sum(block.reduces for _, block in wirings[each].blocks) for each in (name, named[0])]
+            text = f"{name} is the same model as {named[0]}, by {counts[0]} all-reduces a pass instead of {counts[1]}"
+            yield Caution(text, DECISIVE)
+
+
 def _slow_decode(costs: KernelCosts, simulated: Mapping[str, Request]) -> Iterator[str]:
     """Yield which kernel makes a decode step take far longer than memory and arithmetic explain."""
     step = next(iter(simulated.values())).decode
@@ -219,10 +243,44 @@ def _odd_links(scenario: Scenario, simulated: Mapping[str, Request]) -> Iterator
         yield Caution(text, DECISIVE)
 
 
+def _beyond_sweep(scenario: Scenario, simulated: Mapping[str, Request]) -> Iterator[str]:
+    """Yield which all-reduces across nodes a user's own sweep has no sizes for, and where their times come from."""
+    sweep = fabric_curve(scenario.cluster.inter.fabric) if scenario.crosses_nodes else None
+    if sweep is None or sweep.others is None:
+        return
+    messages = {
+        float(op.message.message_bytes)
+        for step, _ in next(iter(simulated.values())).passes
+        for op, _ in (step.prices[number] for number in step.schedule.numbers)
+        if op.message is not None and op.kind == "all_reduce"
+    }
+    beyond = sorted(size for size in messages if not bracketed(sweep.curve, np.array([size]))[0])
+    if beyond:
+        sizes = format_bytes(beyond[0]) + (f" to {format_bytes(beyond[-1])}" if len(beyond) > 1 else "")
+        text = (
+            f"'{scenario.cluster.inter.fabric}' has no sizes near all-reduces of {sizes}: they take what "
+            f"{sweep.cluster.inter.fabric} is known for, and no less than its smaller ones"
+        )
+        yield Caution(text, DECISIVE)
+
+
 def _faster_than_the_bound(requests: Mapping[str, Request]) -> Iterator[str]:
+    """Yield which variants are faster than the upper bound, or have their first token earlier, and why."""
     bound = requests.get("upper-bound")
+    if bound is None:
+        return
     for name, request in requests.items():
-        if bound and request.request_s < NOTICED * bound.request_s:
-            reason = "it runs two GEMMs as one" if name == "parallel" else "its adds and waits differ from standard's"
+        both = zip(request.passes, bound.passes, strict=True)
+        steps_faster = any(step.seconds < NOTICED * other.seconds for (step, _), (other, _) in both)
+        reason = "it runs two GEMMs as one" if name == "parallel" else "its adds and waits differ from standard's"
+        if not steps_faster and isinstance(request, ServedRequest) and isinstance(bound, ServedRequest):
+            held = [f"{float(each.served.prompt_steps):.0%}" for each in (request, bound)]
+            reason = f"no step of it is, but prompts are in {held[0]} of its steps and in {held[1]} of upper-bound's"
+        if request.request_s < NOTICED * bound.request_s:
             text = f"{name} is faster than upper-bound, which has no communication but standard's GEMMs: {reason}"
             yield Caution(text, DECISIVE)
+        elif request.ttft_s < NOTICED * bound.ttft_s and not steps_faster:
+            yield (
+                f"{name} has its first token earlier than upper-bound, whose requests decode faster and wait longer "
+                "for prompts, as many being in flight"
+            )

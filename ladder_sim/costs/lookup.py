@@ -8,7 +8,7 @@ and carried to another GPU by the ratio of the rooflines.
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, Self
 
@@ -134,6 +134,15 @@ class RatioTable:
         ratio: Floats = np.exp(self._grid.place(columns).between(self._grid.log_ratio)).reshape(shape)
         return ratio
 
+    def rising(self, ideal_s: Floats, axes: Sequence[str], fall: float) -> Self:
+        """Return the table with times of at most `fall` times those of any point further on along some axes.
+
+        A problem can be padded to a larger one; `ideal_s` are the seconds that times are ratios to.
+        """
+        times_s = np.exp(self.log_ratio) * ideal_s
+        most_s = fall * envelope(times_s, [self.names.index(name) for name in axes])
+        return replace(self, log_ratio=np.log(np.minimum(times_s, most_s) / ideal_s))
+
     @cached_property
     def _grid(self) -> "_Grid":
         return _Grid(self)
@@ -185,6 +194,20 @@ class Curve:
         clamped = np.clip(size, self.size_bytes[0], self.size_bytes[-1])
         seconds = np.exp(np.interp(np.log(clamped), np.log(self.size_bytes), np.log(self.seconds)))
         return np.where(size > clamped, seconds * size / clamped, seconds), clamped == size
+
+
+def envelope(values: Floats, axes: Sequence[int]) -> Floats:
+    """Return the largest values that are nowhere above `values` and never fall along `axes`; NaN stays.
+
+    Examples
+    --------
+    >>> envelope(np.array([1.0, 5.0, np.nan, 2.0, 4.0]), [0]).tolist()
+    [1.0, 2.0, nan, 2.0, 4.0]
+    """
+    held = np.where(np.isnan(values), np.inf, values)
+    for axis in axes:
+        held = np.flip(np.minimum.accumulate(np.flip(held, axis), axis), axis)
+    return np.where(np.isnan(values), np.nan, held)
 
 
 def fill_nearest(values: Floats) -> Floats:

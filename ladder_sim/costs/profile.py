@@ -260,6 +260,18 @@ class Given(NamedTuple):
     """Factors of kernels, prompts, collectives, the CPU's part and the front end."""
     caution: str
     """What about the server is probably otherwise, in a sentence; empty: the figures agree with the prediction."""
+    here: "CalibrationProfile | None" = None
+    """Of a profile for other loads and plans: the one for what was measured."""
+
+    def is_of(self, model: ModelSpec, plan: Plan, workload: Workload) -> bool:
+        """Whether this is what was measured, or one of its replicas, which exchange nothing."""
+        return (model, *_replica(plan, workload)) == (self.at[0], *_replica(*self.at[1:]))
+
+
+def _replica(plan: Plan, workload: Workload) -> tuple[Plan, Workload]:
+    """Return one replica of a plan with its part of the requests."""
+    part: dict[str, Any] = {workload.load_field: -(-workload.in_flight // plan.dp)}
+    return replace(plan, dp=1), replace(workload, **part)
 
 
 # no slots: what follows from the measurements is computed once and kept

@@ -302,6 +302,8 @@ def _remarks(result: Versus) -> Iterator[Remark]:
     yield Remark("evidence", evidence_text(best.confidence, wirings=[best.prediction.variant]))
     if result.cost:
         yield Remark("cost", f"{result.cost.serving.variant}: {price_text(result.cost)}.")
+    if result.no_cost:
+        yield Remark("cost", f"Not known: {result.no_cost}.")
     lossy = next((each for each in result.own if each.lossy), None)
     if lossy and result.faster(lossy, result.best_own):
         yield Remark(
@@ -354,6 +356,8 @@ def _legend(result: Versus) -> Iterator[str]:
     yield bound_text(result)
     if result.cost:
         yield adaptation_sentence(result.cost)
+    if result.no_cost:
+        yield f"price of retraining: not known: {result.no_cost}"
     reasons: dict[str, list[str]] = {}
     for name, reason in result.left_out.items():
         reasons.setdefault(reason, []).append(name)

@@ -170,9 +170,10 @@ def _precision(scenario: Scenario) -> Iterator[str]:
         yield "fp16 uses the bf16 tables: the same bytes and tensor-core rate"
     tensor_cores = FORMATS[dtype].tensor_cores
     if {"fp8": gpu.fp8_flops, "fp4": gpu.fp4_flops}.get(tensor_cores) == gpu.bf16_flops:
-        yield (
+        yield Caution(
             f"{gpu.name} has no {tensor_cores} tensor cores: {dtype} saves memory and its "
-            "traffic, and is multiplied at the rate of bf16"
+            "traffic, and is multiplied at the rate of bf16",
+            DECISIVE,
         )
     for figure in ("bf16_flops", "fp8_flops", "fp4_flops"):
         if f"gpu.{figure}" in scenario.settings:

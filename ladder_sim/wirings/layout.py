@@ -166,6 +166,18 @@ class Wiring:
             reads.append(dict(sorted(stream.items())))
         return reads
 
+    @property
+    def model(self) -> Sequence[object] | None:
+        """What each layer's attention and MLP read, and the LM head: equal where wirings are one model; None: lanes."""
+        if len(self.lanes) > 1 or any(block.weights not in ((), (1,)) for _, block in self.blocks):
+            return None
+        halves: dict[Part, tuple[Part, ...]] = {"both": ("attention", "mlp")}
+        outputs = [
+            [(layer.index, part) for part in halves.get(block.part, (block.part,))] for layer, block in self.blocks
+        ]
+        whole = [{each: form for number, form in read.items() for each in outputs[number]} for read in self.reads()]
+        return [*((part, read) for parts, read in zip(outputs, whole, strict=False) for part in parts), whole[-1]]
+
     def waiting(self, layer: int) -> list[Step]:
         """Return the blocks whose outputs are not in the residual when a layer begins, the newest last."""
         before = [step for step in self.steps if step.layer < layer]

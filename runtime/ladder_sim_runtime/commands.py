@@ -77,6 +77,8 @@ def argument_parser() -> Parser:
         "--backend", default="auto", choices=("auto", "nccl", "gloo"), help="auto: NCCL on GPUs, else gloo."
     )
     _add_options(group, CommConfig, "gloo_threads", "timeout_s")
+    # nothing is measured: collectives need not wait for each other as on NCCL's stream
+    complete.set_defaults(gloo_threads=2)
 
     converting = _add_command(commands, "convert", "Wire a checkpoint's upper layers as ladder.")
     converting.set_defaults(backend="none", run=_run_convert)

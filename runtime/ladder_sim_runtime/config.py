@@ -264,7 +264,7 @@ class CommConfig:
     table: Path | None = None
     """All-reduce latencies of an emulated link: CSV or JSON, bytes,seconds."""
     gloo_threads: Count = 1
-    """1: collectives strictly in turn; 2: gloo's default, two at once."""
+    """1: collectives in turn, as on NCCL's stream; 2: two at once, gloo's default, by which ladder waits less."""
     allreduce: AllReduce = "backend"
     """Kernel of all-reduces; those in a node's symmetric memory leave large messages to the backend."""
     timeout_s: Annotated[float, Limits(0, 1e6, above=True, hint="for example --timeout 120s")] = 120.0

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ladder_sim import Scenario, predict
+from ladder_sim import Scenario, condition, predict
 from ladder_sim.analysis.advice import Advice, Option
 from ladder_sim.analysis.advise import CANDIDATES, advise
 from ladder_sim.costs.memory import memory_use
@@ -318,3 +318,25 @@ def test_a_document_has_every_plan_with_its_reason() -> None:
         if row["outcome"] == "front":
             assert row["tokens_per_s_low"] < row["tokens_per_s"] < row["tokens_per_s_high"]
     assert {row["outcome"] for row in rows} == {"front", "dominated", "max_tpot", "memory"}
+
+
+@pytest.mark.parametrize("dp", [1, 2])
+def test_the_plan_that_a_server_measured_is_advised_as_it_is_predicted(dp: int) -> None:
+    """Regression: TPOT of one plan was 20.0 ms by advise and 21.9 by predict, of the 22 that were measured."""
+    plan: dict[str, Any] = {"model": "8b", "tp": 4, "dp": dp, "stack": "vllm", "concurrency": 32 * dp}
+    measured = Scenario(**plan)
+    predicted = predict(measured, ["standard"], profile=condition(measured, tpot_s=0.009))["standard"]
+    options = advise(
+        model="8b",
+        stack="vllm",
+        tp=4,
+        dp=[1, 2],
+        concurrency=[16, 32, 64],
+        variants=["standard"],
+        gpus=8,
+        profile=condition(measured, tpot_s=0.009, elsewhere=True),
+    ).options
+    tpots_s = {(each.plan.dp, each.requests): each.tpot_s for each in options}
+    assert tpots_s[dp, 32 * dp] == predicted.tpot_s == pytest.approx(0.009, rel=0.02)
+    # one load tells less of others, none of which is left out
+    assert len(tpots_s) == 6

@@ -182,7 +182,7 @@ def test_large_messages_alone_leave_small_ones_as_they_were(tmp_path: Path, caps
     assert "warning: no message of decode's size (at most 8388608 bytes) was measured" in said
     scenarios = [Scenario(model="70b", nodes=2, overrides={"inter.fabric": name}) for name in (str(out), "ib-ndr400")]
     mine, shipped = (predict_one(scenario) for scenario in scenarios)
-    assert mine.tpot_s == shipped.tpot_s
+    assert mine.tpot_s == pytest.approx(shipped.tpot_s, rel=1e-9)
 
 
 def test_one_placement_only(tmp_path: Path) -> None:
@@ -279,7 +279,8 @@ def test_fabric_from_log_to_prediction(tmp_path: Path, capsys: pytest.CaptureFix
     assert ran.code == 0, ran.err
     overrides = {"inter.fabric": str(out)}
     mine, shipped = (
-        predict_one(Scenario(model="70b", nodes=2, overrides=changes)).breakdown.comm_s for changes in (overrides, {})
+        predict_one(Scenario(model="70b", nodes=2, stack="vllm", overrides=changes)).breakdown.comm_s
+        for changes in (overrides, {})
     )
     # 40 us and 200 GB/s: faster than the log of the shipped fabric for every message of this request
     assert mine < shipped
@@ -296,7 +297,7 @@ def test_profile_from_log_to_prediction(tmp_path: Path) -> None:
     assert curve.seconds[measured][0] == pytest.approx(40e-6)
     # larger messages are the profile's own
     last, before = (each.collectives["all_reduce"]["nccl"][8] for each in (profile, base))
-    assert (last.size_bytes[-1], last.seconds[-1]) == (before.size_bytes[-1], pytest.approx(before.seconds[-1]))
+    assert last.seconds_at(before.size_bytes[-1])[0] == pytest.approx(before.seconds[-1])
     assert profile.collectives["all_reduce"]["nccl"].keys() == base.collectives["all_reduce"]["nccl"].keys()
     assert profile.sources[:-1] == base.sources
     assert profile.sources[-1].files == ("box.log",)

@@ -11,7 +11,7 @@ from ladder_sim import Scenario, predict
 from ladder_sim.costs.estimate import Estimate
 from ladder_sim.costs.experts import ANY_LAYER, experts_table, over, transferred
 from ladder_sim.costs.hardware import Hardware
-from ladder_sim.costs.kernels import KernelCosts
+from ladder_sim.costs.kernels import MEASURED_FALL, KernelCosts
 from ladder_sim.costs.lookup import RatioTable
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.graph.ops import Op
@@ -244,7 +244,8 @@ def test_products_of_heads_in_fp8_blocks_are_priced_as_plain_fp8() -> None:
         estimate(bmm_shape(m=4, heads=16, **elements_of(dtype)), cluster="h200-sxm", stack="trtllm").seconds
         for dtype in ("fp8", "fp8-block", "bf16")
     )
-    assert blocks == pytest.approx(plain, rel=0.02)
+    # a stand-in's times do not fall with the rows
+    assert blocks == pytest.approx(plain, rel=MEASURED_FALL - 1.0)
     assert plain != pytest.approx(wide, rel=0.1)
 
 

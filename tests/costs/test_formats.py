@@ -9,14 +9,15 @@ import pytest
 from ladder_sim import Scenario
 from ladder_sim.costs.estimate import Estimate
 from ladder_sim.costs.hardware import SUSTAINED_SHARE
-from ladder_sim.costs.kernels import KernelCosts
+from ladder_sim.costs.kernels import MEASURED_FALL, KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.des.shared import any_true
 from ladder_sim.graph.ops import Op
 from ladder_sim.graph.pass_kernels import kernels_of
 from ladder_sim.graph.rank import PassInputs
-from ladder_sim.kernels import GemmShape, Gpu, Phase, Sizes
+from ladder_sim.kernels import GemmShape, Gpu, Phase, Sizes, operands
+from ladder_sim.prediction import resolve_profile
 from ladder_sim.simulate.lower import schedule_pass
 from ladder_sim.simulate.passes import FIRST_PERIODS, ForwardPass, price, simulate
 from ladder_sim.specs.scenario_warnings import scenario_warnings
@@ -77,6 +78,27 @@ def test_each_precision_has_its_table_or_that_of_bf16(dtype: str, b200: Calibrat
         assert isinstance(head.shape, GemmShape)
         assert head.shape.format == "bf16"
         assert (estimate.source == "roofline") is (profile is None)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "dtype", "n", "k", "rows", "least"),
+    [
+        # no NVFP4 was measured on A100s, no bf16 on MI325X: nothing says that 2 rows take less than 1
+        ("a100-sxm-roce", "nvfp4", 26624, 16384, (1, 2), 1.0),
+        ("mi325x", "bf16", 5120, 12800, (1, 2), 1.0),
+        # measured: 21 and 13 % less for the next size
+        ("gb300-nvl72", "nvfp4", 2560, 5120, (1, 2), 1.0 / MEASURED_FALL),
+        ("gb200-nvl72", "nvfp4", 26624, 16384, (8, 16), 1.0 / MEASURED_FALL),
+    ],
+)
+def test_a_gemm_of_more_rows_takes_less_where_that_was_measured_and_hardly(
+    cluster: str, dtype: str, n: int, k: int, rows: tuple[int, int], least: float
+) -> None:
+    scenario = Scenario(model="405b", cluster=cluster, tp=4, stack="sglang", dtype=dtype)
+    costs = KernelCosts(scenario, resolve_profile(scenario, None))
+    shapes = [GemmShape(m=m, n=n, k=k, **operands(FORMATS[dtype])) for m in rows]
+    few, more = costs.estimates([Op(name="gemm", kind="gemm", shape=shape) for shape in shapes])
+    assert more.seconds >= 0.999 * least * few.seconds
 
 
 def test_narrow_weights_are_streamed_in_less_time() -> None:

@@ -178,11 +178,20 @@ def all_reduces(scenario: Scenario, sizes: list[float], profile: CalibrationProf
     st.sampled_from([0, 2, 4]),
     st.sets(st.sampled_from(SIZES), min_size=2, max_size=12),
     st.floats(0.3, 3.0),
+    st.sampled_from(["vllm", "gpt-fast"]),
 )
 def test_sizes_of_an_import(
-    tmp_path_factory: pytest.TempPathFactory, cluster: str, nodes: int, measured_bytes: set[float], factor: float
+    tmp_path_factory: pytest.TempPathFactory,
+    cluster: str,
+    nodes: int,
+    measured_bytes: set[float],
+    factor: float,
+    stack: str,
 ) -> None:
-    """An import of some sizes leaves predictions of others, an octave or more from them, as they were."""
+    """An import of some sizes leaves predictions of others, an octave or more from them, as they were.
+
+    But that none takes less than a smaller one that was measured, nor more than a larger one.
+    """
     sizes = sorted(measured_bytes)
     # no faster than any of the networks, whose ports take a message at 200 GB/s together
     seconds = [factor * (30e-6 + size / 50e9) for size in sizes]
@@ -191,8 +200,7 @@ def test_sizes_of_an_import(
     pairs = [(sizes[0], sizes[0]), *itertools.pairwise(sizes), (sizes[-1], sizes[-1])]
     inside = [(low, high if high <= 64.0 * low else low) for low, high in pairs]
     outside = [size for size in SIZES if all(size <= low / 2.0 or size >= 2.0 * high for low, high in inside)]
-    # of a stack that names no version of NCCL, which would put its own rate in the place of the log's
-    shared: dict[str, Any] = {"model": "70b", "cluster": cluster, "stack": "vllm", "allreduce": "nccl"}
+    shared: dict[str, Any] = {"model": "70b", "cluster": cluster, "stack": stack, "allreduce": "nccl"}
     if nodes:
         path = tmp_path_factory.getbasetemp() / "fabric.toml"
         path.unlink(missing_ok=True)
@@ -206,6 +214,14 @@ def test_sizes_of_an_import(
         base = resolve_profile(before, None)
         assert base is not None
         profile = add_to_profile(base, sweep, name="mine", ranks=8, algorithm="nccl", created="2026-11-26")
+    measured_on = Scenario(**shared, nodes=2) if nodes else before
+    # what 2 nodes, or one, took before lies between what others of the import take
+    between = {
+        size
+        for size, each in zip(SIZES, all_reduces(measured_on, SIZES), strict=True)
+        if all((own_s <= each.seconds) == (own <= size) for own, own_s in zip(sizes, seconds, strict=True))
+    }
+    outside = [size for size in outside if {size / 2.0, size, size * 2.0} & set(SIZES) <= between]
     was, now = all_reduces(before, outside), all_reduces(after, outside, profile)
     assert [each.seconds for each in now] == pytest.approx([each.seconds for each in was], rel=1e-9)
     if nodes == 2:

@@ -5,20 +5,23 @@ import warnings
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ladder_sim import Scenario
 from ladder_sim.costs.collectives.algorithms import ALL_REDUCE, DISPATCHES
+from ladder_sim.costs.collectives.fabrics import fabric_curve
 from ladder_sim.costs.collectives.network import Network
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.errors import LadderSimError
 from ladder_sim.prediction import Predictions, predict, resolve_profile
+from ladder_sim.simulate.passes import ForwardPass
 from ladder_sim.specs import catalog
 from ladder_sim.specs.cluster import mesh_share
 from ladder_sim.specs.scenario_warnings import scenario_warnings
-from tests.support.laws import law
-from tests.support.random_scenarios import EXPERTS, STACKS, scenarios
+from tests.support.laws import algorithms, law
+from tests.support.random_scenarios import DENSE, EXPERTS, STACKS, scenarios
 
 RATES = st.floats(6, 12).map(lambda exponent: 10.0**exponent)
 FACTORS = st.floats(0, 3).map(lambda exponent: 10.0**exponent)
@@ -27,6 +30,9 @@ MESSAGES = st.floats(1, 11).map(lambda exponent: 10.0**exponent)
 FREE = {"bandwidth_Bps": 1e17, "allreduce_floor_s": 0.0}
 # wirings whose collectives run next to kernels
 OVERLAPPING = ("ladder", "desync:2", "hybrid-ladder:2:4")
+# static batches and requests in flight, dense models and such with experts
+MODELS = (*DENSE, *EXPERTS)
+LOADED = scenarios(models=MODELS, in_flight=None)
 KINDS = ("all_reduce", "all_reduce_norm", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 
 
@@ -91,6 +97,46 @@ def test_no_collective_is_faster_than_its_bytes_through_a_port(
     assert seconds >= port_s(scenario, kind, message) * (1 - 1e-9)
 
 
+@law(examples=150)
+@given(
+    st.sampled_from(["h100-sxm", "h100-p5", "h100-crusoe", "h100-a3mega", "a100-sxm-roce", "a100-sxm-hdr"]),
+    st.sets(st.integers(9, 33), min_size=2, max_size=8).map(sorted),
+    st.floats(0.3, 3.0),
+    st.floats(0.3, 3.0),
+    st.sampled_from(STACKS),
+)
+def test_an_own_sweep_with_holes_is_kept_and_completed_by_the_fabrics(
+    tmp_path_factory: pytest.TempPathFactory,
+    cluster: str,
+    powers: list[int],
+    at_first: float,
+    at_last: float,
+    stack: str,
+) -> None:
+    """All-reduces take what an own sweep says, and between, before and after its sizes no less than smaller ones."""
+    scenario = Scenario(model="405b", cluster=cluster, nodes=2, tp=16, stack=stack)
+    sweep = fabric_curve(scenario.cluster.inter.fabric)
+    assert sweep is not None
+    messages = 2.0 ** np.array(powers)
+    factors = np.exp(np.interp(powers, [powers[0], powers[-1]], np.log([at_first, at_last])))
+    measured_s = np.maximum.accumulate(factors * sweep.curve.seconds_at(messages)[0])
+    path = tmp_path_factory.mktemp("fabrics") / "own.toml"
+    times_us = [float(1e6 * seconds) for seconds in measured_s]
+    path.write_text(
+        f'source = "own"\ncluster = "{sweep.cluster.name}"\nnodes = 2\nranks_per_node = 8\n'
+        f"bytes = {messages.tolist()}\ntime_us = {times_us}\n"
+    )
+    own = Scenario(model="405b", cluster=cluster, nodes=2, tp=16, stack=stack, overrides={"inter.fabric": str(path)})
+    profile = resolve_profile(own, None)
+    network = Network(own, profile, Hardware.of(own, profile))
+    ports_s = np.array([port_s(own, "all_reduce", size) for size in messages])
+    assert network.times("all_reduce", messages).seconds == pytest.approx(np.maximum(measured_s, ports_s), rel=0.02)
+    every = 2.0 ** np.arange(powers[0], 34, 0.25)
+    seconds = network.times("all_reduce", every).seconds
+    for size, least_s in zip(messages, measured_s, strict=True):
+        assert (seconds[every >= size] >= 0.97 * least_s).all()
+
+
 @law(examples=500)
 @given(
     st.sampled_from(EXPERTS),
@@ -147,9 +193,10 @@ def changed(scenario: Scenario, figures: dict[str, float]) -> Scenario:
     return scenario.having(cluster=cluster, settings=settings)
 
 
-def steps(scenario: Scenario, *variants: str) -> dict[str, tuple[float, float]]:
-    """TTFT and TPOT of variants, seconds."""
-    return {name: (answer.ttft_s, answer.tpot_s) for name, answer in answers(scenario, *variants).items()}
+def steps(scenario: Scenario, *variants: str) -> dict[str, list[ForwardPass]]:
+    """Passes that times of variants are made of: prefill and decode, or steps of requests in flight."""
+    predictions = answers(scenario, *variants)
+    return {name: [step for step, _ in each.request.passes] for name, each in predictions.items()}
 
 
 def answers(scenario: Scenario, *variants: str) -> Predictions:
@@ -174,9 +221,13 @@ def test_a_link_ten_times_slower_is_never_free(scenario: Scenario, data: st.Data
 
 
 @law(examples=500)
-@given(scenarios(), st.data())
+@given(LOADED, st.data())
 def test_a_better_link_slows_no_wiring(scenario: Scenario, data: st.DataObject) -> None:
-    """A better link slows no wiring without overlap by more than 0.01 %, and no other by 1 %, up to NVLink's rate."""
+    """A better link slows no step without overlap by more than 0.01 %, and no other by 1 %, up to NVLink's rate.
+
+    Another algorithm of NCCL, which is faster alone, may slow one with overlap further: it goes through the memory of
+    more GPUs one after another, each delayed by kernels (405B, two nodes of B200, trees instead of NVLS: 5 %).
+    """
     tier = data.draw(st.sampled_from(links(scenario)))
     link, figure = getattr(scenario.cluster, tier), data.draw(st.sampled_from(["bandwidth_Bps", "allreduce_floor_s"]))
     now, factor = getattr(link, figure), data.draw(FACTORS)
@@ -189,15 +240,23 @@ def test_a_better_link_slows_no_wiring(scenario: Scenario, data: st.DataObject) 
         for each in (now, better)
     )
     for variant in ("standard", "parallel", *OVERLAPPING):
-        most = 1.01 if variant in OVERLAPPING else 1.0001
-        for before_s, after_s in zip(before[variant], after[variant], strict=True):
-            assert after_s <= before_s * most, variant
+        for step, better_step in zip(before[variant], after[variant], strict=True):
+            alike = algorithms(step) == algorithms(better_step)
+            most = (1.01 if alike else 1.1) if variant in OVERLAPPING else 1.0001
+            assert better_step.seconds <= step.seconds * most, variant
 
 
 @law(examples=60)
-@given(scenarios(in_flight=True, stacks=("vllm", "sglang", "trtllm")), st.data())
-def test_a_better_link_lengthens_no_request_in_flight(scenario: Scenario, data: st.DataObject) -> None:
-    """In flight a better link lengthens a request of standard by at most 5 %, as clients meet in other patterns."""
+@given(scenarios(models=MODELS, in_flight=True, stacks=("vllm", "sglang", "trtllm")), st.data())
+def test_a_better_link_lengthens_requests_in_flight_by_how_clients_meet(
+    scenario: Scenario, data: st.DataObject
+) -> None:
+    """In flight, where no step is slower, a better link lengthens a request by a tenth at most; short ones by a third.
+
+    Prompts that share a step cost less than those that come one by one, and which ones do depends on when the last
+    answers ended. Batching systems have such anomalies (R. L. Graham, "Bounds on multiprocessing timing anomalies",
+    1969).
+    """
     tier = data.draw(st.sampled_from(links(scenario)))
     figure = data.draw(st.sampled_from(["bandwidth_Bps", "allreduce_floor_s"]))
     now, factor = getattr(getattr(scenario.cluster, tier), figure), data.draw(FACTORS)
@@ -205,7 +264,7 @@ def test_a_better_link_lengthens_no_request_in_flight(scenario: Scenario, data: 
     before, after = (
         answers(changed(scenario, {f"{tier}.{figure}": each}), "standard")["standard"] for each in (now, better)
     )
-    assert after.request_s <= 1.05 * before.request_s
+    assert after.request_s <= (1.1 if scenario.workload.gen >= 8 else 1.33) * before.request_s
 
 
 @law(examples=60)
@@ -213,14 +272,15 @@ def test_a_better_link_lengthens_no_request_in_flight(scenario: Scenario, data: 
 def test_a_gpu_alone_in_its_node_has_no_peer(scenario: Scenario) -> None:
     """With one GPU in a node it makes no difference whether GPUs of a node reach each other directly."""
     with_peers, without = (steps(scenario.having(p2p=p2p), "standard", *OVERLAPPING) for p2p in (True, False))
-    assert without == with_peers
+    for name, passes in with_peers.items():
+        assert [step.seconds for step in without[name]] == [step.seconds for step in passes]
 
 
 @law(examples=500)
-@given(scenarios(nodes=(1,)))
+@given(LOADED)
 def test_free_links_leave_kernels_that_differ(scenario: Scenario) -> None:
-    """Where links in a node, start-ups, waits, launches and copies are free, wirings differ by the ops named."""
-    free = {f"{tier}.{name}": value for tier in ("intra", "host") for name, value in FREE.items()}
+    """Where links, start-ups, waits, launches and copies are free, wirings differ by the ops that the answer names."""
+    free = {f"{tier}.{name}": value for tier in ("intra", "host", "inter") for name, value in FREE.items()}
     nothing = dict.fromkeys(("collective_launch_s", "stream_wait_s", "eager_launch_s"), 0.0)
     own = dataclasses.replace(scenario.stack.own_allreduce, symmetric_copies=0)
     stack = dataclasses.replace(scenario.stack, own_allreduce=own, **nothing)

@@ -4,9 +4,11 @@ import dataclasses
 import math
 import pickle
 import random
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -493,7 +495,7 @@ CHEAP = {"stack.collective_launch": "2.5us", "stack.rewired_allreduce": "auto"}
     ("fields", "faster"),
     [
         ({}, {}),
-        ({"stack": "vllm", "overrides": CHEAP}, {"parallel": "it runs two GEMMs as one"}),
+        ({"stack": "vllm", "tp": 4, "overrides": CHEAP}, {"parallel": "it runs two GEMMs as one"}),
         # norms are part of all-reduces, which ladder hides and the bound has not
         ({"stack": "vllm", "technique": "fused-norm", "overrides": CHEAP}, {}),
     ],
@@ -602,3 +604,36 @@ def test_published_ratios_of_ladder_to_parallel_lie_in_their_intervals() -> None
 
 def hypot_of_rates(predictions: Predictions) -> float:
     return math.hypot(*(predictions[name].tokens_per_s.log_width for name in ("ladder", "parallel")))
+
+
+@pytest.mark.parametrize(
+    ("fields", "warning"),
+    [
+        # prompts that come one by one take a step each, and which ones do depends on when the last answers ended
+        (
+            {"model": "qwen3-30b-a3b", "cluster": "h100-pcie", "tp": 2, "concurrency": 16, "prompt": 128, "gen": 2},
+            "ladder is faster than upper-bound, .*: no step of it is, but prompts are in .* of its steps",
+        ),
+        # fewer decode at a time, so more wait
+        (
+            {"model": "70b", "cluster": "mi300x", "nodes": 2, "tp": 16, "concurrency": 16, "prompt": 4096, "gen": 16},
+            "ladder has its first token earlier than upper-bound, whose requests decode faster and wait longer",
+        ),
+    ],
+)
+def test_an_upper_bound_in_flight_that_is_none_says_why(fields: dict[str, Any], warning: str) -> None:
+    predictions = predict(Scenario(**fields, stack="trtllm"), ["ladder", "upper-bound"], ignore_memory=True)
+    assert re.search(warning, " ".join(map(str, predictions.confidence.warnings)))
+    passes = (predictions[name].request.passes for name in ("ladder", "upper-bound"))
+    for (ladder, _), (bound, _) in zip(*passes, strict=True):
+        assert bound.seconds <= ladder.seconds
+
+
+def test_a_wiring_of_ones_own_that_is_a_named_one_is_called_so(tmp_path: Path) -> None:
+    """Regression: nothing said that an MLP that does not wait for its layer's attention is parallel, unfused."""
+    unfused, other = tmp_path / "unfused.toml", tmp_path / "other.toml"
+    unfused.write_text("wiring = 1\n\n[[layers]]\nmlp.delay = 1\n")
+    other.write_text("wiring = 1\n\n[[layers]]\nattention.delay = 1\n")
+    warnings = predict(model="8b", tp=4, variants=[str(unfused), str(other)]).confidence.warnings
+    (said,) = [text for text in warnings if "same model" in text]
+    assert said == f"{unfused} is the same model as parallel, by 64 all-reduces a pass instead of 32"

@@ -19,6 +19,7 @@ from ladder_sim_runtime.bench import _Sample, bench
 from ladder_sim_runtime.checkpoint.weights import fill, random_weights
 from ladder_sim_runtime.comm.base import Communicator, Handle
 from ladder_sim_runtime.comm.emulate import EmulatedLink, LatencyTable
+from ladder_sim_runtime.commands import argument_parser
 from ladder_sim_runtime.config import BenchConfig, CommConfig, EngineConfig, ModelConfig
 from ladder_sim_runtime.model import kernels
 from ladder_sim_runtime.model.decoder import Decoder
@@ -173,6 +174,13 @@ def test_the_command_line_shows_a_table(model: Path, tmp_path: Path) -> None:
     assert header.split() == ["variant", "TTFT", "TPOT", "tok/s", "speedup", "(95%)", "communication", "hidden"]
     assert all(re.search(r" \d\.\d\d \(\d\.\d\d-\d\.\d\d\) ", row) for row in rows[1:])
     assert [row.split()[0] for row in rows] == ["standard", "parallel", "ladder", "upper-bound"]
+
+
+def test_completion_has_gloos_threads_and_measurements_have_nccls_order() -> None:
+    """Regression: 63 % of ladder's collectives of a step waited for the one before, in completions, too."""
+    asked = ["--model", "DIR", "--variant", "ladder"]
+    assert argument_parser().parse_args(["complete", *asked, "--prompt", "a"]).gloo_threads == 2
+    assert argument_parser().parse_args(["bench", *asked]).gloo_threads == 1
 
 
 def test_help_shows_the_options_of_the_runtime_once() -> None:

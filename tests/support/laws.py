@@ -10,6 +10,9 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import settings
 
+from ladder_sim.costs.estimate import Estimate
+from ladder_sim.graph.ops import Op
+from ladder_sim.simulate.passes import ForwardPass
 from tests.conftest import REPO
 
 # of the profile `thorough`
@@ -24,6 +27,17 @@ def law(*, examples: int) -> Callable[[Callable[..., Any]], Any]:
         return pytest.mark.slow(settings(max_examples=max(examples, THOROUGH) if thorough else examples)(test))
 
     return with_examples
+
+
+def ops(step: ForwardPass) -> Iterator[tuple[Op, Estimate, int]]:
+    """Ops of a pass that differ, with what each costs and how often it runs."""
+    for number, count in zip(step.schedule.numbers, step.schedule.order.counts, strict=True):
+        yield *step.prices[number], count
+
+
+def algorithms(step: ForwardPass) -> set[str]:
+    """Algorithms of a pass's collectives."""
+    return {estimate.algorithm for _, estimate, _ in ops(step) if estimate.algorithm}
 
 
 class Law(NamedTuple):

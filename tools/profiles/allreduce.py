@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ladder_sim.costs.lookup import Curve, ErrorStats
-from tools.profiles.grids import Series, distinct, envelope, merge, rounded
+from ladder_sim.costs.lookup import Curve, ErrorStats, envelope
+from tools.profiles.grids import Series, distinct, merge, rounded
 from tools.profiles.package import version_key
 from tools.profiles.thin import thin_curve
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ladder_sim.costs.lookup import envelope
 from ladder_sim.des.shared import Floats
 from ladder_sim.kernels import GEMM_FORMATS, Experts
 from tools.profiles.aiconfigurator import SYSTEMS
-from tools.profiles.grids import OUTLIER_LOG, Series, dense, envelope
+from tools.profiles.grids import OUTLIER_LOG, Series, dense
 
 # largest splits of experts that tables have
 MAX_EXPERT_TP, MAX_RANKS = 16, 64

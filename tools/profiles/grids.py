@@ -11,6 +11,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from ladder_sim.costs.lookup import envelope
 from ladder_sim.des.shared import Floats
 
 # a point is an outlier if its neighbours and the other series differ from it by more than a factor of two
@@ -98,20 +99,6 @@ def lowered(seconds: Floats, axes: Sequence[int], far: float) -> Floats:
     """
     held = envelope(seconds, axes)
     return np.where(seconds > far * held, held, seconds)
-
-
-def envelope(values: Floats, axes: Sequence[int]) -> Floats:
-    """Return the largest values that are nowhere above `values` and never fall along `axes`; NaN stays.
-
-    Examples
-    --------
-    >>> envelope(np.array([1.0, 5.0, np.nan, 2.0, 4.0]), [0]).tolist()
-    [1.0, 2.0, nan, 2.0, 4.0]
-    """
-    held = np.where(np.isnan(values), np.inf, values)
-    for axis in axes:
-        held = np.flip(np.minimum.accumulate(np.flip(held, axis), axis), axis)
-    return np.where(np.isnan(values), np.nan, held)
 
 
 def dense(values: Sequence[Floats], series: Series) -> Floats:

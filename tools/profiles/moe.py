@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from ladder_sim.costs.experts import MEASURED_IMBALANCE, any_layer, transferred
-from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
+from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable, envelope
 from ladder_sim.costs.moe_file import SCHEMA, read_moe
 from ladder_sim.costs.profile import HBM_EFFICIENCY, MOE_KINDS, CalibrationProfile, MoeTables
 from ladder_sim.costs.table_parts import entry, ideal_time_s
@@ -28,7 +28,7 @@ from ladder_sim.system.files import write_file
 from tools.profiles import package, parquet
 from tools.profiles.aiconfigurator import make_table, nonempty, of_engine
 from tools.profiles.clean_experts import by_splits, rising, weights_read_bytes, without_excluded
-from tools.profiles.grids import Grid, Series, dense, distinct, envelope, merge, rounded
+from tools.profiles.grids import Grid, Series, dense, distinct, merge, rounded
 from tools.profiles.thin import predicted_s
 
 # (hidden, width, experts, top-k) of the layers that are kept: of models that people serve

@@ -340,7 +340,8 @@ def _within(curve: Curve, whole: MeasuredCollective, ranks: int) -> Curve:
 
     own = np.log(curve.size_bytes), np.log(curve.seconds / ideal_s(curve.size_bytes))
     known = whole.curves[ranks]
-    log_sizes, log_ratios = extended(own, (np.log(known.size_bytes), np.log(known.seconds / ideal_s(known.size_bytes))))
+    others = np.log(known.size_bytes), np.log(known.seconds / ideal_s(known.size_bytes))
+    log_sizes, log_ratios = extended(own, others, lambda log_sizes: np.log(ideal_s(np.exp(log_sizes))))
     # whole bytes, which the logarithm has lost
     sizes = np.round(np.exp(log_sizes)).astype(np.float64)
     return Curve(size_bytes=sizes, seconds=ideal_s(sizes) * np.exp(log_ratios))

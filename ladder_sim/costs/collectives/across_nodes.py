@@ -12,7 +12,6 @@ NVIDIA NCCL 2.21.5, src/graph/tuning.cc. Figures: public nccl-tests logs.
 import dataclasses
 import math
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -29,7 +28,7 @@ from ladder_sim.costs.collectives.algorithms import (
 from ladder_sim.costs.collectives.fabrics import FabricCurve, fabric_curve
 from ladder_sim.costs.collectives.times import COLLECTIVE_ERROR, CollectiveTimes, fastest_way
 from ladder_sim.costs.hardware import Hardware, Link
-from ladder_sim.des.shared import Floats, Number, maximum
+from ladder_sim.des.shared import Floats, Number, maximum, minimum
 from ladder_sim.graph.ops import CollectiveKind
 from ladder_sim.kernels import Group
 from ladder_sim.specs.cluster import FULL_NODE, TREE_LL, TreeLatency
@@ -60,6 +59,9 @@ class AcrossNodes:
         self._fabric = fabric_curve(self._cluster.inter.fabric)
         self._nccl = scenario.stack.own_allreduce.nccl
 
+        # what `_fabric_log_ratios` has made, by whether NCCL is of `KNOWN_NCCL`
+        self._log_ratios: dict[bool, tuple[Floats, Floats]] = {}
+
     def times(self, kind: CollectiveKind, message: Floats) -> CollectiveTimes:
         times = self._times(kind, message, known_nccl=self._nccl == KNOWN_NCCL)
         if self._nccl:
@@ -83,7 +85,7 @@ class AcrossNodes:
             direct_s = fastest_way(ways).seconds
             ways = self._without_p2p(kind, message, node_wire_s, direct_s, known_nccl=known_nccl)
         if self._fabric is not None and kind == "all_reduce":
-            log_sizes, log_ratios = self._fabric_log_ratios
+            log_sizes, log_ratios = self._fabric_log_ratios(known_nccl=known_nccl)
             ratio = np.exp(np.interp(np.log(message), log_sizes, log_ratios))
             ways = {name: seconds * ratio for name, seconds in ways.items()}
         return fastest_way({name: np.maximum(ways[name], self._ports_s(kind, name, message)) for name in ways})
@@ -111,7 +113,7 @@ class AcrossNodes:
             here, same_layout = self._here(sweep), (sweep.nodes, sweep.ranks_per_node) == (self._nodes, self._ranks)
             in_range |= messages & bracketed(sweep.curve, message) & (here and same_layout)
             # a curve inside a node has gaps only where a dense sweep was thinned; here nothing was measured in between
-            known = np.isin(times.algorithms, list(self._ratios(sweep)[2]))[times.choice]
+            known = np.isin(times.algorithms, list(self._ideal(sweep, sweep.curve.size_bytes).names))[times.choice]
             fitted &= ~messages | (here & known & ~bridged(sweep.curve, message))
         if not fitted.any():
             return dataclasses.replace(times, in_range=in_range)
@@ -127,20 +129,38 @@ class AcrossNodes:
         own = dataclasses.replace(self._hardware.inter, fabric=measured_on.inter.fabric)
         return self._hardware.same_node(measured_on) and own.same_as(Link.of(measured_on.inter))
 
-    @cached_property
-    def _fabric_log_ratios(self) -> tuple[Floats, Floats]:
-        """The fabric's measured all-reduces: logarithms of sizes and of times over the formula's."""
-        if self._fabric is None:
-            raise ValueError("no sweep over this fabric")
-        own = self._ratios(self._fabric)[:2]
-        others = self._fabric.others
-        return own if others is None else extended(own, self._ratios(others)[:2])
+    def _fabric_log_ratios(self, *, known_nccl: bool) -> tuple[Floats, Floats]:
+        """Return the fabric's measured all-reduces: logarithms of sizes and of times over the formula's."""
+        if known_nccl not in self._log_ratios:
+            self._log_ratios[known_nccl] = self._joined(known_nccl=known_nccl)
+        return self._log_ratios[known_nccl]
 
-    def _ratios(self, fabric: FabricCurve) -> tuple[Floats, Floats, frozenset[str]]:
-        """Return the sweep's all-reduces: logarithms of sizes and of times over the formula's, and the algorithms."""
-        measured_on, sizes, ranks = fabric.cluster, fabric.curve.size_bytes, fabric.ranks_per_node
+    def _joined(self, *, known_nccl: bool) -> tuple[Floats, Floats]:
+        fabric = self._fabric
+        if fabric is None:
+            raise ValueError("no sweep over this fabric")
+        if fabric.others is None:
+            return self._ratios(fabric)
+
+        def log_ideal(log_sizes: Floats) -> Floats:
+            seconds = self._ideal(fabric, np.exp(log_sizes), known_nccl=known_nccl).seconds
+            logs: Floats = np.log(seconds)
+            return logs
+
+        # a user's own sweep is of the NCCL that runs
+        return extended(self._ratios(fabric, known_nccl=known_nccl), self._ratios(fabric.others), log_ideal)
+
+    def _ratios(self, fabric: FabricCurve, *, known_nccl: bool = False) -> tuple[Floats, Floats]:
+        """Return the sweep's all-reduces: logarithms of sizes and of times over the formula's."""
+        sizes = fabric.curve.size_bytes
+        ideal_s = self._ideal(fabric, sizes, known_nccl=known_nccl).seconds
+        return np.log(sizes), np.log(fabric.curve.seconds / ideal_s)
+
+    def _ideal(self, fabric: FabricCurve, sizes: Floats, *, known_nccl: bool = False) -> CollectiveTimes:
+        """Return what the formulas say of all-reduces on the links that were measured."""
+        measured_on, ranks = fabric.cluster, fabric.ranks_per_node
         intra = Link.of(measured_on.intra).among(ranks)
-        ideals_s = across_nodes_s(
+        ways = across_nodes_s(
             sizes,
             self._node_wire_s("all_reduce", sizes, intra, ranks),
             self._low_latency_s("all_reduce", sizes, intra, ranks),
@@ -150,9 +170,9 @@ class AcrossNodes:
             bandwidth_Bps=measured_on.inter.bandwidth_Bps,
             nvlink=measured_on.intra.full_nvlink,
             switch=measured_on.intra.switch,
+            known_nccl=known_nccl,
         )
-        ideal = fastest_way(ideals_s)
-        return np.log(sizes), np.log(fabric.curve.seconds / ideal.seconds), ideal.names
+        return fastest_way(ways)
 
     def _without_p2p(
         self, kind: CollectiveKind, message: Floats, node_wire_s: Floats, direct_s: Floats, *, known_nccl: bool
@@ -368,16 +388,18 @@ def across_nodes_s(
     floor_s = _floor_s(nodes, ranks_per_node, allreduce_floor_s)
     lowest_s = TREE_LL.seconds(nodes, ranks_per_node)
     name, latency = ("nvls-tree", NVLS_TREE) if nvls_in_nodes(ranks_per_node, switch) else ("nccl", TREE_SIMPLE)
-    large_s = floor_s + max(0.0, latency.seconds(nodes, ranks_per_node) - lowest_s)
+    # links nearer than any that NCCL states its steps for shorten those of every protocol
+    near = minimum(1.0, allreduce_floor_s / TREE_LL.seconds(2, FULL_NODE))
+    large_s = floor_s + near * max(0.0, latency.seconds(nodes, ranks_per_node) - lowest_s)
     rail_s = rail_bytes(message, nodes, ranks_per_node, traffic) / (INTER_EFFICIENCY * bandwidth_Bps)
     wire_s = node_low_latency_s + LL_BYTES * rail_s
-    steps_s = message / (known_tree_rate(message) if known_nccl else TREE_LL_Bps)
+    steps_s = near * message / (known_tree_rate(message) if known_nccl else TREE_LL_Bps)
     if not nvlink:
         steps_s = np.maximum(steps_s, node_wire_s)
     ways = {"tree": floor_s + steps_s + wire_s}
     if nvlink:
         path_s = np.maximum(message / (TREE_LL128_SHARE * bandwidth_Bps), LL128_BYTES * rail_s)
-        low128_s = floor_s + TREE_LL128.seconds(nodes, ranks_per_node) - lowest_s
+        low128_s = floor_s + near * (TREE_LL128.seconds(nodes, ranks_per_node) - lowest_s)
         ways["tree-ll128"] = low128_s + path_s + LL128_BYTES / LL_BYTES * node_low_latency_s
     ways[name] = large_s + _piped_s(message, node_wire_s, rail_s)
     return ways

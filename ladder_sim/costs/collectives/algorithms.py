@@ -335,6 +335,8 @@ ALGORITHMS: Mapping[tuple[str, str], Algorithm] = {
 # two measured sizes further apart than this do not bracket what lies between: shipped curves are thinned to what
 # interpolation needs, which leaves gaps of up to 64 where a latency floor is flat
 MAX_GAP = 64.0
+# octaves beyond the last size of joined curves within which a measured time may be more than what the other curve says
+BEYOND = 6
 
 
 def bracketed(curve: Curve, message: Floats) -> NDArray[np.bool_]:
@@ -353,25 +355,39 @@ def bridged(curve: Curve, message: Floats) -> NDArray[np.bool_]:
     return bridge
 
 
-def extended(own: tuple[Floats, Floats], other: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
+def extended(
+    own: tuple[Floats, Floats], other: tuple[Floats, Floats], log_ideal: Callable[[Floats], Floats]
+) -> tuple[Floats, Floats]:
     """Join two curves: the first where it was measured, the second below half and above twice its sizes.
 
-    Both are logarithms of sizes and of times over the formula's; in between one goes over into the other. Between sizes
-    that are further apart than `MAX_GAP` the first was not measured either.
+    Both are logarithms of sizes and of times over the formula's, `log_ideal` of a size. In between one goes over into
+    the other. Between sizes that are further apart than `MAX_GAP` the first was not measured either. No message takes
+    less than a smaller one that the first curve has, nor more than a larger one.
 
     Examples
     --------
-    >>> sizes, ratios = extended((np.log([8.0, 16.0]), np.ones(2)), (np.log([1.0, 12.0, 64.0]), np.zeros(3)))
-    >>> np.exp(sizes).round(6).tolist(), ratios.tolist()
-    ([1.0, 4.0, 8.0, 16.0, 32.0, 64.0], [0.0, 0.0, 1.0, 1.0, 0.0, 0.0])
+    >>> own, other = (np.log([8.0, 16.0]), np.ones(2)), (np.log([1.0, 12.0, 64.0]), np.zeros(3))
+    >>> sizes, ratios = extended(own, other, lambda log_size: 0.5 * log_size)
+    >>> np.exp(sizes).round(6).tolist()[:8], ratios.round(2).tolist()[:8]
+    ([1.0, 2.0, 4.0, 8.0, 12.0, 16.0, 32.0, 64.0], [0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.65, 0.31])
     """
     octave = math.log(2.0)
     gaps = np.flatnonzero(np.diff(own[0]) > math.log(MAX_GAP) + 1e-9)
     firsts, lasts = own[0][np.append(0, gaps + 1)] - octave, own[0][np.append(gaps, len(own[0]) - 1)] + octave
-    part = np.searchsorted(firsts, other[0], side="right") - 1
-    outside = (part < 0) | (other[0] > lasts[part])
-    kept = np.concatenate([other[0][outside], firsts, lasts])
-    sizes, ratios = np.concatenate([own[0], kept]), np.concatenate([own[1], np.interp(kept, *other)])
+    # ratios stay as they are at the ends
+    ends = min(own[0][0], other[0][0]) + octave, max(own[0][-1], other[0][-1]) + BEYOND * octave
+    kept = np.unique(np.round(np.concatenate([other[0], np.arange(*ends, octave), firsts, lasts]), 9))
+    part = np.searchsorted(firsts + octave, kept, side="right") - 1
+    inside = (part >= 0) & (kept <= lasts[part] - octave)
+    far = np.abs(kept[:, np.newaxis] - own[0]).min(axis=1) > np.where(inside, 2e-6, octave) - 1e-6
+    kept, inside = kept[far], inside[far]
+    kept_ratios = np.where(inside, np.interp(kept, *own), np.interp(kept, *other))
+    own_log_s, kept_ideal = own[1] + log_ideal(own[0]), log_ideal(kept)
+    next_own = np.searchsorted(own[0], kept)
+    least = np.append(-np.inf, np.maximum.accumulate(own_log_s))[next_own]
+    most = np.append(np.minimum.accumulate(own_log_s[::-1])[::-1], np.inf)[next_own]
+    log_s = np.maximum(np.minimum(kept_ratios + kept_ideal, most), least)
+    sizes, ratios = np.concatenate([own[0], kept]), np.concatenate([own[1], log_s - kept_ideal])
     order = np.argsort(sizes)
     return sizes[order], ratios[order]
 
