@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ladder_sim.errors import SpecError
 from ladder_sim.specs.hf_reader import TEXT_CONFIGS
 from ladder_sim.specs.layer_data import LAYER_DATA, described
-from ladder_sim.specs.layers import Attend, BlockKind, Dense, Index, Linear, Mixer, Mla, Moe, State
+from ladder_sim.specs.layers import Attend, BlockKind, Dense, Index, Linear, Mixer, Mla, Moe, Rule, State
 
 # tokens of the pass: a multiple of what one compressed entry of a cache stands for in known models
 _TOKENS = 128
@@ -34,6 +34,8 @@ _ALIASES = {
     "mimo_v2": "mimo_v2_flash",
     "minimax_m3": "minimax_m3_vl_text",
 }
+# rules of recurrent states, by the ends of their classes' names
+_RULES: Mapping[str, Rule] = {"GatedDeltaNet": "gated-delta", "DeltaAttention": "kda", "Mamba2Mixer": "mamba2"}
 # layers that predict further tokens
 _FURTHER = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 _WAY_OUT = 'a newer transformers may; sizes of a decoder of Llama\'s kind can be given as "model_type": "llama"'
@@ -399,7 +401,7 @@ def _mixer(mixers: list[_Block], layer: _Layer, hidden: int) -> Mixer:
         start, call, end = block.parts
         before, after = before + start.of(_Product), after + end.of(_Product)
         if call is None:
-            cores.append(_state(layer))
+            cores.append(_state(layer, block.module))
         else:
             cores += _attends(call, layer, _index(block))
             norms += start.of(_Norm)
@@ -444,15 +446,18 @@ def _attends(call: _Attention, layer: _Layer, index: Index | None) -> Iterator[A
     yield replace(own, window=0, every=_TOKENS // compressed, index=index)
 
 
-def _state(layer: _Layer) -> State:
+def _state(layer: _Layer, module: nn.Module) -> State:
     states = {path: each for path, each in layer.cached.items() if path.startswith(("conv_states", "recurrent_states"))}
     if not states:
         raise ValueError("its cache does not show what a layer without attention keeps")
     largest = max(states.values(), key=Tensor.numel)
+    convolutions = [each for each in states.values() if each is not largest and each.dim() == largest.dim() - 1]
     return State(
         heads=largest.shape[1],
         elements=largest.numel(),
         size_bytes=sum(each.numel() * each.element_size() for each in states.values()),
+        rule=next((rule for kind, rule in _RULES.items() if _is(module, kind)), ""),
+        channels=sum(each.shape[1] for each in convolutions),
     )
 
 

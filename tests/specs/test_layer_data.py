@@ -12,7 +12,7 @@ from hypothesis import given
 from ladder_sim import predict
 from ladder_sim.costs.memory import memory_use
 from ladder_sim.errors import LadderSimError, PartitionError, SpecError
-from ladder_sim.kernels import AttentionShape, MixingShape
+from ladder_sim.kernels import AttentionShape, StateShape
 from ladder_sim.specs import catalog
 from ladder_sim.specs.hf_reader import ConfigReader
 from ladder_sim.specs.layer_data import LAYER_DATA, described, layer_numbers, read_layers
@@ -163,7 +163,7 @@ def test_a_state_takes_the_same_time_at_any_length() -> None:
         {op.name: op.shape for op in build(scenario, "decode", length).ops() if op.kind == "attention"}
         for length in (1000, 5000)
     ]
-    states = {name for name, shape in ops[0].items() if isinstance(shape, MixingShape)}
+    states = {name for name, shape in ops[0].items() if isinstance(shape, StateShape)}
     assert len(states) == 36
     for name in ops[0]:
         before, after = (each[name] for each in ops)
@@ -173,15 +173,14 @@ def test_a_state_takes_the_same_time_at_any_length() -> None:
 
 def test_chosen_entries_bound_what_attention_reads() -> None:
     scenario = Scenario(model=spec(config(KINDS[1], KINDS[4])), tp=2, stack="vllm", batch=2)
-    ops = [
-        {op.name.rpartition(".")[2]: op.shape for op in build(scenario, "decode", length).ops()}
+    short, long, longer = (
+        {op.name.rpartition(".")[2]: op.shape for op in build(scenario, "decode", length).ops()}["attention"]
         for length in (100, 1000, 5000)
-    ]
-    read = [each["attention"].moved_bytes for each in ops]
-    assert read[0] < read[1] == read[2]
-    # the index itself scores all of them, on every rank
-    scored = [each["attention_index"].flops for each in ops]
-    assert scored == [2 * 2 * 4 * 16 * length for length in (100, 1000, 5000)]
+    )
+    assert short.flops < long.flops
+    # beyond them grows what the index scores, all of the cache in 8 bits, on every rank
+    assert longer.flops - long.flops == 2 * 2 * 4 * 16 * 4000
+    assert longer.moved_bytes - long.moved_bytes == 2 * 16 * 4000
 
 
 def test_ranks_share_heads_or_refuse() -> None:
