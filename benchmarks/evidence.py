@@ -19,7 +19,8 @@ from ladder_sim.validation.compare import Comparison, Quantity, error_stats, uns
 from ladder_sim.validation.dataset import DEFAULT_DATASET
 from tests.support import beside
 
-PAGE, SERVINGS, LOADS = DOCS / "evidence.md", DOCS / "accuracy-servings.csv", DOCS / "accuracy-loads.csv"
+PAGE, SERVINGS = DOCS / "evidence.md", DOCS / "accuracy-servings.csv"
+LOADS = DOCS.parent / "ladder_sim" / "validation" / "data" / "published-errors.csv"
 # error of a time from which on it says that the queue grows
 ENDLESS = 10.0
 LEVEL = "protocol-b"

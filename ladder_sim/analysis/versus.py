@@ -193,7 +193,7 @@ class Versus(Answer):
     left_out: Mapping[str, str]
     """Wirings and techniques that do not apply, with the reason."""
     predicted: Sequence[Option] = field(repr=False)
-    """Every wiring with every set of techniques that fits it, limits with standard: those without techniques first."""
+    """Every wiring with each technique that fits it and every two that may add, limits with standard: plain first."""
     plain: Predictions = field(repr=False)
     """Predictions of all wirings without techniques."""
     profile: str | CalibrationProfile | None = None
@@ -202,6 +202,8 @@ class Versus(Answer):
     """Gain if neither communication nor norms took any time: no exact option with standard's GEMMs gains more."""
     load: UnderLoad | None = None
     """GPUs under load; None if no load was given."""
+    named: tuple[str, ...] = ()
+    """Names of the options that were asked for by name."""
 
     @cached_property
     def own(self) -> list[Option]:
@@ -376,6 +378,10 @@ def versus(
         if techniques is None and any(change(name).limit for name in changes):
             # of limits only standard's has a row
             fitting = ["standard"]
+        if techniques is None and len(changes) > 1:
+            fitting = _worth_adding(changes, fitting, predictions)
+        if not fitting:
+            continue
         try:
             predictions[changes] = predict(
                 # refuses what does not fit the plan
@@ -395,6 +401,8 @@ def versus(
         for changes, row in predictions.items()
         for each in row.values()
     ]
+    named = [name for name in names if variants is not None and name in wirings]
+    named += [" + ".join(changes) for changes in predictions if techniques is not None and changes]
     shown = options if techniques is not None else [each for each in options if _adds(each, options, own)]
     free = plain[BOUND]
     return Versus(
@@ -405,11 +413,29 @@ def versus(
         plain=plain,
         profile=profile,
         bound=plain["standard"].request_s / (free.request_s - free.breakdown.busy_s.get("norm", 0.0)),
+        named=tuple(named),
     )
 
 
 def _wiring(variant: str, model: ModelSpec) -> Wiring:
     return lay_out(variant, model.layers, model.ladder_layers)
+
+
+def _worth_adding(
+    changes: Sequence[str], wirings: Sequence[str], predictions: Mapping[tuple[str, ...], Predictions]
+) -> list[str]:
+    """Return the wirings with which several changes may gain more than each: none of them costs more than it gains.
+
+    Ladder is among them wherever standard is, to say what it gains on top.
+    """
+    plain, parts = predictions[()], [predictions.get((name,)) for name in changes]
+
+    def gains(wiring: str) -> bool:
+        alone = [part[wiring].request_s for part in parts if part and wiring in part]
+        return len(alone) == len(parts) and max(alone) < SEEN * plain[wiring].request_s
+
+    worth = {wiring for wiring in wirings if gains(wiring)}
+    return [wiring for wiring in wirings if wiring in worth or (wiring == "ladder" and "standard" in worth)]
 
 
 def _adds(option: Option, options: Sequence[Option], own: str) -> bool:
