@@ -319,7 +319,7 @@ def _instead(need: Capacity) -> str:
     if sizes.groups > 1 and fleet.rate_limit.known:
         fewer = sizes.groups - 1
         carried = f"{fewer * fleet.rate_limit.value:.3g} requests/s"
-        said.append(f"{fewer * fleet.group_gpus} GPUs of {fleet.plans} carry {carried} within it ({name})")
+        said.append(f"{fewer * fleet.group_gpus} GPUs of {fleet.plans} carry {carried} within the SLO ({name})")
     return f"{'; '.join(said)}." if said else ""
 
 

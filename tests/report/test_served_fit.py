@@ -141,8 +141,8 @@ def test_a_figure_of_requests_needs_their_steps() -> None:
 
 def test_capacity_says_whole_nodes_and_what_else_would_do() -> None:
     scenario = EIGHT.replace(gpus_per_node=3, tp=1)
-    requests: dict[str, Any] = {"rate": 300.0, "prompt": 400, "gen": 20, "requests": 40}
-    need = capacity(scenario, "standard", pp=1, seeds=1, slo="tpot_p95=8ms", **requests)
+    requests: dict[str, Any] = {"rate": 900.0, "prompt": 400, "gen": 20, "requests": 40}
+    need = capacity(scenario, "standard", pp=1, seeds=1, slo="tpot_p95=12ms", **requests)
     (row,) = need.to_dict()["rows"]
     gpus = need["standard"].gpus.value
     assert row["nodes"] == math.ceil(gpus / 3) > 1
