@@ -330,6 +330,7 @@ def versus(
     *,
     profile: str | CalibrationProfile | None = None,
     ignore_memory: bool = False,
+    every: bool = False,
     **fields: Unpack[ScenarioFields],
 ) -> Versus:
     """Compare wirings and techniques on one scenario.
@@ -344,6 +345,9 @@ def versus(
         Sets of techniques, each joined by "+"; by default each alone and every two that can be combined.
     profile, ignore_memory
         As in `ladder_sim.predict`.
+    every
+        Whether two techniques are predicted with every wiring, also where one of them costs more than it gains; a map
+        over other loads and links needs them.
 
     Returns
     -------
@@ -378,7 +382,7 @@ def versus(
         if techniques is None and any(change(name).limit for name in changes):
             # of limits only standard's has a row
             fitting = ["standard"]
-        if techniques is None and len(changes) > 1:
+        if techniques is None and len(changes) > 1 and not every:
             fitting = _worth_adding(changes, fitting, predictions)
         if not fitting:
             continue
@@ -426,13 +430,15 @@ def _worth_adding(
 ) -> list[str]:
     """Return the wirings with which several changes may gain more than each: none of them costs more than it gains.
 
-    Ladder is among them wherever standard is, to say what it gains on top.
+    Ladder is among them wherever standard is, to say what it gains on top. Where one of the changes was refused, all
+    are, and the two together are refused with the reason.
     """
-    plain, parts = predictions[()], [predictions.get((name,)) for name in changes]
+    plain, parts = predictions[()], [predictions[(name,)] for name in changes if (name,) in predictions]
+    if len(parts) < len(changes):
+        return list(wirings)
 
     def gains(wiring: str) -> bool:
-        alone = [part[wiring].request_s for part in parts if part and wiring in part]
-        return len(alone) == len(parts) and max(alone) < SEEN * plain[wiring].request_s
+        return all(wiring in each and each[wiring].request_s < SEEN * plain[wiring].request_s for each in parts)
 
     worth = {wiring for wiring in wirings if gains(wiring)}
     return [wiring for wiring in wirings if wiring in worth or (wiring == "ladder" and "standard" in worth)]

@@ -226,7 +226,8 @@ def versus(
         bounds = SLO.parse(slo)
     scenario = scenario_at(asked.point("technique"))
     how = asked.how("ignore_memory")
-    result = compare(scenario, asked.variants or None, flags.split_names(technique) or None, **how)
+    options = asked.variants or None, flags.split_names(technique) or None
+    result = compare(scenario, *options, every=map_ is not None, **how)
     if map_ is not None:
         from ladder_sim.analysis.winners import winners
         from ladder_sim.report.versus import winners_figure
