@@ -60,7 +60,7 @@ def advise(
     from ladder_sim.analysis.advice import Objective
 
     asked = flags.Asked.of(context, "nodes", "batch", ranged=True)
-    output = Output.of(context, asked)
+    output = Output.of(context, asked.knobs["plot"], asked.cautions)
     searched = ("tp", "pp", "ep", "attention_dp", "dp", "sp")
     advice = search.advise(
         None,
@@ -103,7 +103,7 @@ def breakeven(
     from ladder_sim.analysis.breakeven import breakeven as search
 
     asked = flags.Asked.of(context)
-    output = Output.of(context, asked)
+    output = Output.of(context, asked.knobs["plot"], asked.cautions)
     name, equals, given = field.partition("=")
     output.give(
         search(
@@ -131,7 +131,7 @@ def compare(
     from ladder_sim.analysis import compare as analysis
 
     asked = flags.Asked.of(context)
-    output = Output.of(context, asked)
+    output = Output.of(context, asked.knobs["plot"], asked.cautions)
     output.give(
         analysis.compare(
             None,
@@ -153,7 +153,7 @@ def sensitivity(
     from ladder_sim.sweeps.grid import scenario_at
 
     asked = flags.Asked.of(context)
-    output = Output.of(context, asked)
+    output = Output.of(context, asked.knobs["plot"], asked.cautions)
     scenario = scenario_at(asked.point())
     how = asked.how("ignore_memory")
     output.give(analysis.sensitivity(scenario, asked.variants or None, step=step / 100.0, **how))
@@ -165,7 +165,7 @@ def predict(context: typer.Context) -> None:
     from ladder_sim.prediction import predict as simulate
 
     asked = flags.Asked.of(context)
-    output = Output.of(context, asked)
+    output = Output.of(context, asked.knobs["plot"], asked.cautions)
     timeline = asked.knobs["timeline"] and Path(asked.knobs["timeline"])
     check_plot(timeline)
     how = asked.how("engine", "jitter", "seed", "ignore_memory")
@@ -214,7 +214,7 @@ def versus(
     from ladder_sim.system.progress import Progress
 
     asked = flags.Asked.of(context, "technique")
-    output = Output.of(context, asked)
+    output = Output.of(context, asked.knobs["plot"], asked.cautions)
     check_plot(map_)
     if (slo is None) != (not rate):
         raise UsageError("--rate and --slo: must be given together", hint="e.g. --rate 20 --slo ttft_p95=500ms")

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from ladder_sim.answer import Answer
-    from ladder_sim.cli.flags import Asked
     from ladder_sim.display.document import Notes
 
 PANEL = "Output"
@@ -71,16 +70,15 @@ class Output:
             )
 
     @classmethod
-    def of(cls, context: typer.Context, asked: "Asked") -> Self:
+    def of(cls, context: typer.Context, plot: str | None, cautions: Sequence[str] = ()) -> Self:
         """Read the flags of a command that has those of `form`."""
-        plot = asked.knobs["plot"]
         json, csv = map(context.params.get, ("json", "csv"))
         if json and csv:
             raise UsageError("--json and --csv exclude each other", hint="leave one out")
         drawn = None if plot is None else Path(plot)
         check_plot(drawn)
         form = "json" if json else "csv" if csv else "text"
-        return cls(form=form, explain=bool(context.params.get("explain")), plot=drawn, cautions=asked.cautions)
+        return cls(form=form, explain=bool(context.params.get("explain")), plot=drawn, cautions=cautions)
 
     def give(self, answer: "Answer") -> None:
         """Draw the answer, and print it with its notes; each is made only when it is needed."""
