@@ -151,8 +151,7 @@ def errors_of(scenario: Scenario) -> list[PublishedError]:
 def _published_errors() -> list[dict[str, str]]:
     """Return the lines that `ladder-sim validate published --csv` prints."""
     file = resources.files("ladder_sim.validation") / "data" / "published-errors.csv"
-    with file.open(encoding="utf-8", newline="") as text:
-        return list(csv.DictReader(text))
+    return list(csv.DictReader(file.read_text("utf-8").splitlines()))
 
 
 def _compare(
