@@ -8,7 +8,8 @@
 # make docs          the documentation site, in site/; fails on a broken link or anchor
 # make browser       sees to a Chromium for the tests; make test does it first
 # make system-deps   installs Debian packages that some tests need; needs root if one is missing
-# make dist          wheel, source archive and SBOM into dist/; the wheel predicts in an environment of its own
+# make dist          wheel, source archive and SBOM into dist/; their metadata suits an index, and the wheel predicts in
+#                    an environment of its own
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -121,8 +122,9 @@ VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' ladder_sim/__init__.py
 dist:
 	rm -rf dist build
 	$(PYTHON) -m venv $(RELEASE)/tools
-	$(RELEASE)/tools/bin/python -m pip --disable-pip-version-check install --constraint constraints.txt build cyclonedx-bom
+	$(RELEASE)/tools/bin/python -m pip --disable-pip-version-check install --constraint constraints.txt build cyclonedx-bom twine
 	$(RELEASE)/tools/bin/python -m build
+	$(RELEASE)/tools/bin/twine check --strict dist/*
 	$(PYTHON) -m venv --without-pip $(RELEASE)/bare
 	$(RELEASE)/tools/bin/python -m pip --disable-pip-version-check --python $(RELEASE)/bare/bin/python \
 		install --constraint constraints.txt dist/*.whl

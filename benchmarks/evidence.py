@@ -8,7 +8,7 @@ published loads (`ladder-sim validate published --csv`) and of cross-checks come
 
 import itertools
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 
 from benchmarks import techniques, vllm_servers
@@ -19,7 +19,8 @@ from ladder_sim.validation.compare import Comparison, Quantity, error_stats, uns
 from ladder_sim.validation.dataset import DEFAULT_DATASET
 from tests.support import beside
 
-PAGE, SERVINGS, LOADS = DOCS / "evidence.md", DOCS / "accuracy-servings.csv", DOCS / "accuracy-loads.csv"
+PAGE, SERVINGS = DOCS / "evidence.md", DOCS / "accuracy-servings.csv"
+LOADS = DOCS.parent / "ladder_sim" / "validation" / "data" / "published-errors.csv"
 # error of a time from which on it says that the queue grows
 ENDLESS = 10.0
 LEVEL = "protocol-b"
@@ -137,39 +138,45 @@ def _in_flight() -> str:
 
 
 def _published() -> str:
-    """Return a table with a line for each published load that is predicted; nothing was fitted to any.
+    """Return a table of published loads that are predicted, a line for each source and server, with the ends of errors.
 
     A load that is more than the predicted server carries has a queue that grows, and no error worth its digits.
     """
-    loads: dict[str, list[Row]] = {}
+    groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows_of(LOADS):
-        loads.setdefault(row["load"], []).append(row)
+        if row["error"]:
+            server = f"{row['model']}, {row['dtype']}, TP {row['tp']} on {row['cluster']}"
+            groups.setdefault((row["source"].partition(",")[0], server), []).append(row)
     lines = []
-    for rows in loads.values():
-        given = rows[0]
-        errors = {
-            row["figure"]: f"{100 * error:+.0f} %" if error < ENDLESS else "the queue grows"
-            for row in rows
-            if row["error"]
-            for error in [float(row["error"])]
-        }
-        if not errors:
-            continue
-        inside = [row["inside"] == "True" for row in rows if row["error"]]
-        cells = [
-            next((errors[name] for name in names if name in errors), "-")
-            for names in (("tokens_per_s",), ("tpot_mean_s", "itl_mean_s"), ("ttft_mean_s",))
-        ]
-        server = f"{given['model']}, {given['dtype']}, TP {given['tp']} on {given['cluster']}"
-        at = f", {given['concurrency']} in flight" if given["concurrency"] else ""
-        lines.append((f"{given['source']}{at}", server, *cells, f"{sum(inside)} of {len(inside)}"))
-    return table(("load", "server", "tok/s", "TPOT or ITL", "TTFT", "figures inside"), lines)
+    for (source, server), rows in groups.items():
+        cells = [_ends([row for row in rows if row["figure"] in names]) for names in _PUBLISHED]
+        inside = sum(row["inside"] == "True" for row in rows)
+        lines.append((source, server, str(len({row["load"] for row in rows})), *cells, f"{inside} of {len(rows)}"))
+    return table(("source", "server", "loads", "tok/s", "TPOT or ITL", "TTFT", "figures inside"), lines)
+
+
+# figures of each column
+_PUBLISHED = (("tokens_per_s",), ("tpot_mean_s", "itl_mean_s"), ("ttft_mean_s",))
+
+
+def _ends(rows: Sequence[Row]) -> str:
+    """Return the least and the largest of the errors as text."""
+    errors = sorted(float(row["error"]) for row in rows)
+    known = [f"{100 * error:+.0f}" for error in errors if error < ENDLESS]
+    said = [f"{' to '.join(dict.fromkeys((known[0], known[-1])))} %"] if known else []
+    return ", or ".join([*said, *(["the queue grows"] if len(known) < len(errors) else [])]) or "-"
 
 
 def _by_tokens() -> str:
-    """Return a table of DeepSeek-R1 under SGLang: the signed error of TPOT by prompt and tokens in flight."""
-    lines = [(row["value"], row["rows"], *_tpot(row)) for row in servings("experts", "tokens")]
-    return table(("GPU, precision, prompts, load", "rows", "TPOT", "bias", "inside"), lines)
+    """Return a table of DeepSeek-R1 under SGLang: error and bias of TPOT by prompt and tokens in flight."""
+    cells: dict[str, dict[str, str]] = {}
+    for row in servings("experts", "tokens"):
+        of, _, load = row["value"].rpartition(", ")
+        error, bias, _ = _tpot(row)
+        cells.setdefault(of, {})[load.removesuffix(" tokens in flight")] = f"{error}, {bias} ({row['rows']})"
+    loads = list(dict.fromkeys(load for each in cells.values() for load in each))
+    lines = [(of, *(each.get(load, "-") for load in loads)) for of, each in cells.items()]
+    return table(("TPOT: error, bias (rows)", *(f"{load} in flight" for load in loads)), lines)
 
 
 def _cross_checks() -> Iterator[tuple[str, ...]]:

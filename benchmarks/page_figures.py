@@ -189,8 +189,7 @@ def static_runs() -> "go.Figure":
     import plotly.graph_objects as go
 
     data = read_dataset()
-    both = error_figure(validate(data, LEVEL))
-    parity = [trace for trace in both.data if trace.xaxis != "x2"]
+    parity = list(error_figure(validate(data, LEVEL)).data)
     for trace in parity:
         if trace.mode == "markers":
             # seen on white and on black

@@ -193,7 +193,7 @@ class Versus(Answer):
     left_out: Mapping[str, str]
     """Wirings and techniques that do not apply, with the reason."""
     predicted: Sequence[Option] = field(repr=False)
-    """Every wiring with every set of techniques that fits it, limits with standard: those without techniques first."""
+    """Every wiring with each technique that fits it and every two that may add, limits with standard: plain first."""
     plain: Predictions = field(repr=False)
     """Predictions of all wirings without techniques."""
     profile: str | CalibrationProfile | None = None
@@ -202,6 +202,8 @@ class Versus(Answer):
     """Gain if neither communication nor norms took any time: no exact option with standard's GEMMs gains more."""
     load: UnderLoad | None = None
     """GPUs under load; None if no load was given."""
+    named: tuple[str, ...] = ()
+    """Names of the options that were asked for by name."""
 
     @cached_property
     def own(self) -> list[Option]:
@@ -336,6 +338,7 @@ def versus(
     *,
     profile: str | CalibrationProfile | None = None,
     ignore_memory: bool = False,
+    every: bool = False,
     **fields: Unpack[ScenarioFields],
 ) -> Versus:
     """Compare wirings and techniques on one scenario.
@@ -350,6 +353,9 @@ def versus(
         Sets of techniques, each joined by "+"; by default each alone and every two that can be combined.
     profile, ignore_memory
         As in `ladder_sim.predict`.
+    every
+        Whether two techniques are predicted with every wiring, also where one of them costs more than it gains; a map
+        over other loads and links needs them.
 
     Returns
     -------
@@ -384,6 +390,10 @@ def versus(
         if techniques is None and any(change(name).limit for name in changes):
             # of limits only standard's has a row
             fitting = ["standard"]
+        if techniques is None and len(changes) > 1 and not every:
+            fitting = _worth_adding(changes, fitting, predictions)
+        if not fitting:
+            continue
         try:
             predictions[changes] = predict(
                 # refuses what does not fit the plan
@@ -403,6 +413,8 @@ def versus(
         for changes, row in predictions.items()
         for each in row.values()
     ]
+    named = [name for name in names if variants is not None and name in wirings]
+    named += [" + ".join(changes) for changes in predictions if techniques is not None and changes]
     shown = options if techniques is not None else [each for each in options if _adds(each, options, own)]
     free = plain[BOUND]
     return Versus(
@@ -413,11 +425,31 @@ def versus(
         plain=plain,
         profile=profile,
         bound=plain["standard"].request_s / (free.request_s - free.breakdown.busy_s.get("norm", 0.0)),
+        named=tuple(named),
     )
 
 
 def _wiring(variant: str, model: ModelSpec) -> Wiring:
     return lay_out(variant, model.layers, model.ladder_layers)
+
+
+def _worth_adding(
+    changes: Sequence[str], wirings: Sequence[str], predictions: Mapping[tuple[str, ...], Predictions]
+) -> list[str]:
+    """Return the wirings with which several changes may gain more than each: none of them costs more than it gains.
+
+    Ladder is among them wherever standard is, to say what it gains on top. Where one of the changes was refused, all
+    are, and the two together are refused with the reason.
+    """
+    plain, parts = predictions[()], [predictions[(name,)] for name in changes if (name,) in predictions]
+    if len(parts) < len(changes):
+        return list(wirings)
+
+    def gains(wiring: str) -> bool:
+        return all(wiring in each and each[wiring].request_s < SEEN * plain[wiring].request_s for each in parts)
+
+    worth = {wiring for wiring in wirings if gains(wiring)}
+    return [wiring for wiring in wirings if wiring in worth or (wiring == "ladder" and "standard" in worth)]
 
 
 def _adds(option: Option, options: Sequence[Option], own: str) -> bool:

@@ -67,8 +67,8 @@ def winners(
 ) -> Winners:
     """Find what gains most at other latencies and numbers of requests, among what keeps the answers.
 
-    All points are predicted at once. Whether the best is told apart from the next is asked point by point; `watch` is
-    given how many points are done, and how many there are.
+    What may gain is what `versus` predicted, with ``every``. All points are predicted at once. Whether the best is told
+    apart from the next is asked point by point; `watch` is given how many points are done, and how many there are.
     """
     scenario = result.scenario
     latency, load = _latency_field(scenario), scenario.workload.load_field

@@ -1,6 +1,5 @@
 """`ladder-sim predict`, and the answers that take many: `versus`, `advise`, `breakeven`, `compare`, `sensitivity`."""
 
-import os
 from math import inf
 from pathlib import Path
 from typing import Annotated, cast
@@ -11,6 +10,7 @@ from ladder_sim.cli import flags
 from ladder_sim.cli.output import PANEL, Output, check_plot, draw
 from ladder_sim.errors import UsageError
 from ladder_sim.specs.arguments import ARGUMENTS, ASKED, LOAD, keywords_of
+from ladder_sim.system.processes import cores
 from ladder_sim.units import parse_quantity
 
 
@@ -60,7 +60,7 @@ def advise(
     from ladder_sim.analysis.advice import Objective
 
     asked = flags.Asked.of(context, "nodes", "batch", ranged=True)
-    output = Output.of(context, asked.knobs["plot"])
+    output = Output.of(context, asked.knobs["plot"], asked.cautions)
     searched = ("tp", "pp", "ep", "attention_dp", "dp", "sp")
     advice = search.advise(
         None,
@@ -72,7 +72,7 @@ def advise(
         max_ttft_s=_seconds(max_ttft, "--max-ttft"),
         usd_per_gpu_hour=price,
         profile=asked.moved_profile({}),
-        workers=workers or len(os.sched_getaffinity(0)),
+        workers=workers or cores(),
         **keywords_of({**asked.point("nodes", "batch", *searched), "nodes": nodes, "batch": batches}),
     )
     output.give(advice)
@@ -103,7 +103,7 @@ def breakeven(
     from ladder_sim.analysis.breakeven import breakeven as search
 
     asked = flags.Asked.of(context)
-    output = Output.of(context, asked.knobs["plot"])
+    output = Output.of(context, asked.knobs["plot"], asked.cautions)
     name, equals, given = field.partition("=")
     output.give(
         search(
@@ -131,7 +131,7 @@ def compare(
     from ladder_sim.analysis import compare as analysis
 
     asked = flags.Asked.of(context)
-    output = Output.of(context, asked.knobs["plot"])
+    output = Output.of(context, asked.knobs["plot"], asked.cautions)
     output.give(
         analysis.compare(
             None,
@@ -153,7 +153,7 @@ def sensitivity(
     from ladder_sim.sweeps.grid import scenario_at
 
     asked = flags.Asked.of(context)
-    output = Output.of(context, asked.knobs["plot"])
+    output = Output.of(context, asked.knobs["plot"], asked.cautions)
     scenario = scenario_at(asked.point())
     how = asked.how("ignore_memory")
     output.give(analysis.sensitivity(scenario, asked.variants or None, step=step / 100.0, **how))
@@ -165,7 +165,7 @@ def predict(context: typer.Context) -> None:
     from ladder_sim.prediction import predict as simulate
 
     asked = flags.Asked.of(context)
-    output = Output.of(context, asked.knobs["plot"])
+    output = Output.of(context, asked.knobs["plot"], asked.cautions)
     timeline = asked.knobs["timeline"] and Path(asked.knobs["timeline"])
     check_plot(timeline)
     how = asked.how("engine", "jitter", "seed", "ignore_memory")
@@ -214,7 +214,7 @@ def versus(
     from ladder_sim.system.progress import Progress
 
     asked = flags.Asked.of(context, "technique")
-    output = Output.of(context, asked.knobs["plot"])
+    output = Output.of(context, asked.knobs["plot"], asked.cautions)
     check_plot(map_)
     if (slo is None) != (not rate):
         raise UsageError("--rate and --slo: must be given together", hint="e.g. --rate 20 --slo ttft_p95=500ms")
@@ -226,7 +226,8 @@ def versus(
         bounds = SLO.parse(slo)
     scenario = scenario_at(asked.point("technique"))
     how = asked.how("ignore_memory")
-    result = compare(scenario, asked.variants or None, flags.split_names(technique) or None, **how)
+    options = asked.variants or None, flags.split_names(technique) or None
+    result = compare(scenario, *options, every=map_ is not None, **how)
     if map_ is not None:
         from ladder_sim.analysis.winners import winners
         from ladder_sim.report.versus import winners_figure

@@ -162,7 +162,8 @@ def _reads(variant: str) -> Iterator[str]:
     sums = [step for step in steps if step.block.reduces]
     hidden = sum(step.overlaps for step in sums)
     whose = "the same model at any TP" if wiring.is_shared else "ranks read their own parts: a model of one TP degree"
-    sums_text = f"{len(sums)} all-reduces in {_SHOWN_LAYERS} layers, {hidden} of them while a block computes"
+    layers_text = f"a model of {_SHOWN_LAYERS} layers, assumed here,"
+    sums_text = f"{len(sums)} all-reduces in {layers_text} {hidden} of them while a block computes"
     yield f"{variant}: {sums_text}; {whose}"
     names = [f"{NAMES[step.block.part]}{step.layer}" for step in steps]
     layers = [*(step.layer for step in steps), last]

@@ -19,6 +19,7 @@ import typer
 from ladder_sim import __version__
 from ladder_sim.errors import LadderSimError, install_command
 from ladder_sim.system.files import Schema
+from ladder_sim.system.processes import cores
 from ladder_sim.units import format_bytes
 
 SCHEMA = Schema()
@@ -141,7 +142,7 @@ def examine(commands: Iterable[str]) -> Report:
         platform=f"{platform.system()} {platform.machine()}",
         ladder_sim=__version__,
         packages=packages,
-        cpu_cores=_cores(),
+        cpu_cores=cores(),
         memory_bytes=_memory_bytes(),
         gpus=gpus,
         torch=torch,
@@ -248,13 +249,6 @@ def _output(command: list[str], seconds: float) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
-
-
-def _cores() -> int:
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on macOS and Windows
-        return os.cpu_count() or 1
 
 
 def _memory_bytes() -> float | None:

@@ -37,6 +37,8 @@ def explore(
     from ladder_sim.explorer.allowlist import Allowlist
 
     asked = flags.Asked.of(context)
+    for text in asked.cautions:
+        print(f"warning: {text}", file=sys.stderr)
     arguments = {**DEFAULTS, **asked.arguments}
     allowlist = Allowlist.of(cluster=arguments["cluster"], stack=arguments["stack"], profile=asked.profile)
     query = _query(asked, arguments, asked.variants, allowlist)

@@ -1,6 +1,5 @@
 """Flags that mean the same in every command, the scenario that they describe, and what `--set` changes besides it."""
 
-import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
@@ -14,7 +13,7 @@ from ladder_sim.errors import UsageError
 from ladder_sim.specs.arguments import ARGUMENTS, ASKED, DEFAULTS, REQUESTS, Argument
 from ladder_sim.specs.reading import read_value
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.server_command import read_server_command
+from ladder_sim.specs.server_command import ServerCommand, read_server_command
 from ladder_sim.specs.settings import find_setting, settings, unknown_setting
 from ladder_sim.wirings.names import FAMILIES
 
@@ -306,6 +305,8 @@ class Asked:
     """Variants that were named."""
     knobs: Mapping[str, Any]
     """Values of the parameters of the command that have no flag, by name."""
+    cautions: Sequence[str] = ()
+    """Options of a server's command line that are not simulated, in a sentence each."""
 
     @classmethod
     def of(cls, context: typer.Context, *without: str, ranged: bool = False, requests: str = "") -> Self:
@@ -329,10 +330,13 @@ class Asked:
             if name not in left_out and _is_given(typed := context.params.get(argument.key, context.params.get(name)))
         }
         asked_settings = [*(context.params["set_"] or [])]
+        cautions: Sequence[str] = ()
         if line := context.params.get("as_"):
-            started = _started(line, ranged=ranged)
-            arguments = {**{name: value for name, value in started[0].items() if name not in left_out}, **arguments}
-            asked_settings = [*started[1], *asked_settings]
+            command = read_server_command(line)
+            started = _started(command, ranged=ranged)
+            arguments = {**{name: value for name, value in started.items() if name not in left_out}, **arguments}
+            asked_settings = [*(f"{name}={value}" for name, value in command.settings.items()), *asked_settings]
+            cautions = command.cautions
         knobs = knobs_of(str(context.info_name))
         rare = [each.name for each in ARGUMENTS.values() if not each.has_flag and each.name not in left_out]
         values = {name: knob.default for name, knob in knobs.items()}
@@ -359,6 +363,7 @@ class Asked:
             measured=context.params.get("measured") or "",
             variants=variants,
             knobs=values,
+            cautions=cautions,
         )
 
     def scenario(self) -> Scenario:
@@ -412,20 +417,14 @@ class Asked:
         return condition(scenario, **figures, elsewhere=elsewhere, profile=self.profile)
 
 
-def _started(line: str, *, ranged: bool) -> tuple[dict[str, Any], list[str]]:
-    """Return the arguments and settings of a server's command line, and warn of what is ignored of it."""
-    command = read_server_command(line)
-    if command.unread:
-        warnings.warn(f"of --as, {', '.join(command.unread)} may change times, and is not read here", stacklevel=2)
-    if command.ignored:
-        warnings.warn(f"of --as, nothing here depends on {', '.join(command.ignored)}: ignored", stacklevel=2)
-    arguments = {
+def _started(command: ServerCommand, *, ranged: bool) -> dict[str, Any]:
+    """Return the arguments of a scenario that a server's command line gives."""
+    return {
         name: text if ranged and name not in ("model", "stack") else ARGUMENTS[name].read(text, name=f"--as: {name}")
         for name, text in command.arguments.items()
         # where plans are searched, one that is not asked for is not the only one
         if not (ranged and name == "tp" and text == "1")
     }
-    return arguments, [f"{name}={value}" for name, value in command.settings.items()]
 
 
 def _is_given(typed: Any) -> bool:

@@ -1,7 +1,7 @@
 """The form of an answer: text, JSON or CSV, and a figure."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self
@@ -60,6 +60,8 @@ class Output:
     """Whether text says what is behind the answer."""
     plot: Path | None = None
     """File of the figure; None: it is not drawn."""
+    cautions: Sequence[str] = ()
+    """What the answer leaves out of the command line."""
 
     def __post_init__(self) -> None:
         if self.explain and self.form != "text":
@@ -68,7 +70,7 @@ class Output:
             )
 
     @classmethod
-    def of(cls, context: typer.Context, plot: str | None) -> Self:
+    def of(cls, context: typer.Context, plot: str | None, cautions: Sequence[str] = ()) -> Self:
         """Read the flags of a command that has those of `form`."""
         json, csv = map(context.params.get, ("json", "csv"))
         if json and csv:
@@ -76,13 +78,14 @@ class Output:
         drawn = None if plot is None else Path(plot)
         check_plot(drawn)
         form = "json" if json else "csv" if csv else "text"
-        return cls(form=form, explain=bool(context.params.get("explain")), plot=drawn)
+        return cls(form=form, explain=bool(context.params.get("explain")), plot=drawn, cautions=cautions)
 
     def give(self, answer: "Answer") -> None:
         """Draw the answer, and print it with its notes; each is made only when it is needed."""
         from ladder_sim.report import console
 
         report = answer.report
+        report.cautions = self.cautions
         draw(answer.plot, self.plot)
         if self.form == "text":
             console.show(report.renderable(explain=self.explain))
@@ -90,7 +93,7 @@ class Output:
             sys.stdout.write(report.document().to_json())
         else:
             sys.stdout.write(report.values().to_csv())
-            warn(report.notes)
+            warn(report.all_notes)
 
 
 def warn(notes: "Notes") -> None:

@@ -96,7 +96,7 @@ def serve(
     from ladder_sim.traces.perfetto import write_steps
 
     asked = _asked(context)
-    output = Output.of(context, asked.knobs["plot"])
+    output = Output.of(context, asked.knobs["plot"], asked.cautions)
     perfetto = asked.knobs["perfetto"] and Path(asked.knobs["perfetto"])
     check_folder("perfetto", perfetto)
     with Progress(1, "requests") as progress:
@@ -125,7 +125,7 @@ def capacity(
     from ladder_sim.system.progress import Progress
 
     asked = _asked(context, "dp", ranged=True)
-    output = Output.of(context, asked.knobs["plot"])
+    output = Output.of(context, asked.knobs["plot"], asked.cautions)
     with Progress(1, "points") as progress:
         need = search(
             **_load(context, asked),

@@ -1,6 +1,5 @@
 """`ladder-sim sweep`: every combination of some fields' values."""
 
-import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,7 +11,7 @@ from ladder_sim.cli import flags
 from ladder_sim.cli.output import PANEL, Csv, Explain, Output, check_plot, draw, warn
 from ladder_sim.errors import InfeasibleError, UsageError
 from ladder_sim.specs.arguments import ASKED
-from ladder_sim.system.processes import ending_children
+from ladder_sim.system.processes import cores, ending_children
 from ladder_sim.system.progress import Progress
 
 if TYPE_CHECKING:
@@ -149,5 +148,5 @@ def _executor(points: int, chunks: int, workers: int | None, dask: str | None) -
             raise UsageError("--dask and --workers exclude each other", hint="a Dask cluster has its own workers")
         return Dask(dask)
     if workers is None:
-        workers = 1 if points < FEW_POINTS and chunks < FEW_CHUNKS else len(os.sched_getaffinity(0))
+        workers = 1 if points < FEW_POINTS and chunks < FEW_CHUNKS else cores()
     return serial if min(workers, chunks) == 1 else Processes(min(workers, chunks))

@@ -58,7 +58,7 @@ def validate(
     from ladder_sim.validation.serving_table import is_serving_table, read_servings
 
     asked = flags.Asked.of(context, requests="the file has the requests")
-    output = Output.of(context, asked.knobs["plot"])
+    output = Output.of(context, asked.knobs["plot"], asked.cautions)
     maximum = None if max_error is None else _fraction(max_error)
     if ranking and maximum is not None:
         raise UsageError("--max-error bounds errors, and --ranking prints losses", hint="leave one of them out")

@@ -184,9 +184,9 @@ def _rewired(scenario: Scenario, simulated: Mapping[str, Request]) -> Iterator[s
     rewired = any(message is not None and message.kernel in ALL_REDUCE for message in messages)
     if rewired and scenario.custom_allreduce:
         yield Caution(
-            f"rewired models are priced with {stack.rewired_allreduce.upper()} on a side stream, as the plug-in for "
-            f"{stack.unversioned} runs them; stack.rewired_allreduce=auto prices the engine's own all-reduce",
-            "stack",
+            f"rewired models run {stack.rewired_allreduce.upper()} (vLLM's plug-in); "
+            "stack.rewired_allreduce=auto undoes it",
+            DECISIVE,
             stack.name,
         )
 

@@ -7,7 +7,6 @@ from ladder_sim.display.labels import (
     errors_label,
     interval_text,
     load_label,
-    validated_lines,
 )
 from ladder_sim.explorer.answers import Queries
 from ladder_sim.explorer.markup import join, tag
@@ -20,8 +19,8 @@ from ladder_sim.units import format_seconds
 from ladder_sim.validation.compare import Quantity, error_stats
 from ladder_sim.validation.nearest import Likeness, nearest, table_of
 
-# measured runs that a table shows
-SHOWN = 8
+# measured runs that are marked as the nearest, and those of them in the table
+SHOWN, _ROWS = 8, 4
 _SERVED = (
     "Time per token of standard: no serving of another wiring was measured. The rows are a sample of those that 90 % "
     "intervals are made from; figures of the engine were fitted to those marked with *, among others."
@@ -45,9 +44,10 @@ def evidence(queries: Queries, query: str) -> Panel:
     runs = nearest(scenario)
     near = runs[:SHOWN]
     drawn = nearest_figure(runs, SHOWN)
-    rows = [_run_cells(each) for each in near]
-    groups = [f"differs in {', '.join(each.apart)}" if each.apart else "the same but for sizes" for each in near]
-    order = sorted(range(len(near)), key=lambda at: groups.index(groups[at]))
+    listed = near[:_ROWS]
+    rows = [_run_cells(each) for each in listed]
+    groups = [f"differs in {', '.join(each.apart)}" if each.apart else "the same but for sizes" for each in listed]
+    order = sorted(range(len(listed)), key=lambda at: groups.index(groups[at]))
     shown = WholeTable(
         ("run", "measured", "predicted (90 %)", "error"),
         [rows[at] for at in order],
@@ -56,7 +56,7 @@ def evidence(queries: Queries, query: str) -> Panel:
         frozenset(),
         "Nearest measured runs",
     )
-    standard, confidence = answer.predictions["standard"], answer.predictions.confidence
+    standard = answer.predictions["standard"]
     shares: dict[str, float] = {}
     for (source, _), seconds in standard.breakdown.sources_s.items():
         shares[source] = shares.get(source, 0.0) + seconds / standard.request_s
@@ -66,7 +66,7 @@ def evidence(queries: Queries, query: str) -> Panel:
         for name, meaning in _SOURCES.items()
         if shares.get(name, 0.0) > 0.0005
     )
-    plot = chart("nearest", "Predicted over measured", "orange: the nearest, with intervals", kind="square")
+    plot = chart("nearest", "Predicted over measured", kind="square")
     what = _STATIC if scenario.workload.concurrency is None else _SERVED
     return Panel(
         html=join(
@@ -74,11 +74,11 @@ def evidence(queries: Queries, query: str) -> Panel:
                 headed(_verdict(scenario, runs), file_link("evidence.csv", "CSV")),
                 tag(
                     "div",
-                    tag("div", plot, tail(what), tail(f"Standard's time here is {sources}.")),
+                    plot,
                     tag("div", grid(shown, groups=[groups[at] for at in order])),
                     class_="two ev",
                 ),
-                tail(" ".join(validated_lines(confidence))),
+                tail(f"{what} Standard's time here is {sources}."),
             ]
         ),
         figures=figures_of(nearest=drawn),

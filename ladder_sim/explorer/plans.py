@@ -23,7 +23,7 @@ from ladder_sim.explorer.snippets import (
 )
 from ladder_sim.explorer.state import State
 from ladder_sim.quality.published import quality_of
-from ladder_sim.report.advise import PLANS_SHOWN, AdviceReport, Place, pareto_figure
+from ladder_sim.report.advise import AdviceReport, Place, pareto_figure
 from ladder_sim.report.columns import times_text
 from ladder_sim.report.quality import price_text
 from ladder_sim.report.versus import TIED, VersusReport, bound_text, cautions
@@ -33,6 +33,8 @@ from ladder_sim.wirings.names import NO_COMMUNICATION
 
 # of one page: a thousand plans take ten seconds
 MAX_GPUS = 64
+# plans of the table
+_SHOWN = 6
 
 
 def before(queries: Queries, query: str) -> Panel:
@@ -107,7 +109,7 @@ def plans(queries: Queries, query: str) -> Panel:
     state = queries.state(query)
     advice = _advised(queries, state)
     report = AdviceReport(advice)
-    places = report.places(PLANS_SHOWN)
+    places = report.places(_SHOWN)
     shown = report.plans(places, "best plans")
     links = [
         tag("button", row[0], type="button", class_="quiet", data_change=_with_plan(place))
@@ -115,7 +117,7 @@ def plans(queries: Queries, query: str) -> Panel:
     ]
     names = report.variants
     legend = [tag("span", tag("i", style=f"background:{colour_of(name)}"), name) for name in names if name]
-    where = report.left_out()
+    where, warnings = report.left_out(), advice.notes.warnings
     return Panel(
         html=join(
             [
@@ -123,8 +125,12 @@ def plans(queries: Queries, query: str) -> Panel:
                 grid(shown, links, list(_plan_bars(places, names))),
                 tag("div", legend, tag("span", "bars: tok/s, 90 % interval"), class_="legend"),
                 tail(f"{report.label}; {report.search}. Choose a plan to ask the question with it. ", *where[:1]),
-                fold("pareto", "Latency or throughput: every plan and load"),
-                notices(advice.notes.warnings),
+                tag(
+                    "div",
+                    fold("pareto", "Latency or throughput: every plan and load"),
+                    notices(warnings),
+                    class_="more",
+                ),
             ]
         ),
         document=report.values(),

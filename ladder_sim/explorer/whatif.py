@@ -71,8 +71,12 @@ def whatif(queries: Queries, query: str) -> Panel:
                 headed(" ".join(sentences[:1]), select, file_link("whatif.csv", "CSV")),
                 tag("div", charts, class_="two" if len(charts) > 1 else "alone"),
                 tail(only, " Bands: 90 %."),
-                fold("map", "Over two figures"),
-                fold("tornado", "What the time is sensitive to"),
+                tag(
+                    "div",
+                    fold("map", "Over two figures"),
+                    fold("tornado", "What matters most"),
+                    class_="more",
+                ),
             ]
         ),
         figures=figures,

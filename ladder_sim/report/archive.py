@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, ClassVar
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from ladder_sim.confidence import Interval
 from ladder_sim.display.document import Document
 from ladder_sim.report.columns import Column, cut, fields_of, percent, table_of
 from ladder_sim.report.console import table
-from ladder_sim.report.figures.style import TEXT_COLOUR, figure, log_axis, variant_colour
+from ladder_sim.report.errors import grouped, parity_figure
 from ladder_sim.report.report import Brief, Remark, Report
 from ladder_sim.units import format_seconds
 from ladder_sim.validation.archive import FIGURES, Archive, Row
+from ladder_sim.validation.compare import Quantity
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -127,42 +129,16 @@ def missing(archive: Archive) -> list[str]:
 
 
 def archive_figure(archive: Archive) -> "go.Figure":
-    """Draw predicted over measured times, decode and prefill apart, and speedups."""
-    import plotly.graph_objects as go
-
-    drawn = figure(f"Predicted before, and measured: {archive.name}", archive.sentence)
-    for number, (name, label) in enumerate(FIGURES.items(), 1):
-        axis = "" if number == 1 else str(number)
-        left = (number - 1) * 0.36
-        rows = [row for row in archive.measured if name in row.measured and name in row.predicted]
-        values = [value for row in rows for value in (row.measured[name], row.predicted[name])]
-        if not values:
-            continue
-        ends = [min(values), max(values)]
-        unit = "" if name == "speedup" else ", s"
-        drawn.update_layout(
-            {
-                f"xaxis{axis}": {**log_axis(f"measured {label}{unit}", values), "domain": [left, left + 0.28]},
-                f"yaxis{axis}": {**log_axis(f"predicted {label}{unit}", values), "anchor": f"x{axis}"},
-            }
-        )
-        axes = {"xaxis": f"x{axis}", "yaxis": f"y{axis}", "showlegend": number == 1}
-        line = {"color": TEXT_COLOUR, "width": 1}
-        drawn.add_trace(go.Scatter(x=ends, y=ends, mode="lines", line=line, **{**axes, "showlegend": False}))
-        for variant in dict.fromkeys(row.variant for row in rows):
-            own = [row for row in rows if row.variant == variant]
-            drawn.add_trace(
-                go.Scatter(
-                    x=[row.measured[name] for row in own],
-                    y=[row.predicted[name] for row in own],
-                    text=[row.run for row in own],
-                    mode="markers",
-                    name=variant,
-                    marker={"color": variant_colour(variant)},
-                    **axes,
-                )
-            )
-    return drawn
+    """Draw times predicted before the runs over measured ones, in ms, those of decode and prefill apart."""
+    points = [
+        (f"{row.variant}, {label}", row.run, Quantity(measured=row.measured[name], predicted=predicted))
+        for name, label in FIGURES.items()
+        for row in archive.measured
+        if name.endswith("_s") and name in row.measured and name in row.predicted
+        for predicted in [Interval.around(row.predicted[name], 0.0)]
+    ]
+    title = f"Predicted before, and measured: {archive.name}"
+    return parity_figure(title, archive.sentence, "time (ms)", grouped(points), 1e-3)
 
 
 def figure_text(name: str, value: float) -> str:

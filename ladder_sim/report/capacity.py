@@ -47,6 +47,19 @@ class Row(NamedTuple):
     fleet: Fleet
     price: Interval | None
     """US dollars for a million new tokens; None: GPUs have no price."""
+    node_gpus: int
+    """GPUs of one node."""
+
+    @property
+    def nodes(self) -> Interval:
+        """Number of whole nodes that hold the GPUs."""
+        gpus = self.fleet.gpus
+        value, low, high = (_whole(end / self.node_gpus) for end in (gpus.value, gpus.low, gpus.high))
+        return Interval(value=value, low=low, high=high)
+
+
+def _whole(nodes: float) -> float:
+    return float(math.ceil(nodes)) if math.isfinite(nodes) else nodes
 
 
 def gpus_text(number: Interval) -> str:
@@ -99,11 +112,15 @@ _GAIN: Column[Row] = Column(
 )
 
 # in JSON and CSV, after those of the fleet; the price where GPUs have one
-VALUES: Sequence[Column[Row]] = (_SAVED, _GAIN, _PRICE, _TTFT, _TPOT, _REASONS)
+VALUES: Sequence[Column[Row]] = (
+    Column("nodes", lambda row: row.nodes, kind=Interval, null=True),
+    *(_SAVED, _GAIN, _PRICE, _TTFT, _TPOT, _REASONS),
+)
 SHOWN: Sequence[Column[Row]] = (
     Column("", lambda row: wiring_label(row.name), "variant"),
     Column("", lambda row: row.fleet.plans, "plan"),
     Column("", lambda row: gpus_text(row.fleet.gpus), "GPUs (90 %)"),
+    Column("", lambda row: gpus_text(row.nodes), "nodes"),
     Column("", lambda row: _sizes(row.fleet.need.sizes), "replicas"),
     Column("", lambda row: row.fleet.rate_limit if row.fleet.need.replicas else None, "req/s alone"),
     Column("", lambda row: limit_text(row.fleet), "limit"),
@@ -128,7 +145,7 @@ class CapacityReport(Report[Capacity]):
 
     @property
     def _rows(self) -> list[Row]:
-        return [Row(name, each, self.answer.usd_per_Mtoken(name)) for name, each in self.answer.items()]
+        return [_row(self.answer, name) for name in self.answer]
 
     def _brief(self) -> Brief:
         need = self.answer
@@ -171,6 +188,10 @@ class CapacityReport(Report[Capacity]):
         if need.speculation:
             about["speculation"] = asdict(need.speculation)
         return Document.of_rows({**load_fields(need), **about}, rows)
+
+
+def _row(need: Capacity, name: str) -> Row:
+    return Row(name, need[name], need.usd_per_Mtoken(name), need.scenario.cluster.gpus_per_node)
 
 
 def _sizes(sizes: Sizes) -> str | None:
@@ -222,11 +243,17 @@ def _verdict(need: Capacity) -> str:
     none = [withs[name] for name in names if name not in able]
     if not able:
         return f"No number of GPUs keeps the SLO at {load}, with {' or '.join(none)}."
-    gpus = [_at_most(need[name].gpus) for name in able]
+    gpus = [_at_most(need[name].gpus) + _on_nodes(_row(need, name)) for name in able]
     said = f"{load} within the SLO need {gpus[0]} with {withs[able[0]]}"
     if len(able) > 1:
         return f"{said} and {gpus[1]} with {withs[able[1]]}."
     return f"{said}; no number of GPUs keeps it with {none[0]}." if none else f"{said}."
+
+
+def _on_nodes(row: Row) -> str:
+    """Return the nodes that hold more GPUs than one has, which do not fill them, as text; else nothing."""
+    partly = row.nodes.value > 1 and row.fleet.gpus.value % row.node_gpus
+    return f" on {row.nodes.value:.0f} nodes" if partly else ""
 
 
 def _at_most(gpus: Interval) -> str:
@@ -250,11 +277,13 @@ def _remarks(need: Capacity) -> Iterator[Remark]:
     if reason := _reason(need):
         yield Remark("why", reason)
     able = [name for name in _compared(need) if need[name].need.replicas]
-    prices = {name: _price(Row(name, need[name], need.usd_per_Mtoken(name))) for name in able}
+    prices = {name: _price(_row(need, name)) for name in able}
     if texts := {name: text for name, text in prices.items() if text}:
         yield Remark("cost", cost_text(texts))
     if confidences := [each.confidence for each in need.values() if each.confidence]:
         yield Remark("evidence", evidence_of(need, confidences))
+    if other := _instead(need):
+        yield Remark("instead", other)
     yield from (Remark("caution", text) for name in able if (text := _shortfall(need, name)))
 
 
@@ -275,6 +304,23 @@ def _reason(need: Capacity) -> str:
     carries = f"{wiring_label(others[0], sentence=True)} carries {times_text(best.gain)} the rate per GPU"
     adds = f"{best.plans} adds {best.group_gpus} GPU{'s' * (best.group_gpus > 1)} at a time"
     return f"{carries}; {adds}: {saved} {'more' if best.saved.value < 0 else 'saved'}."
+
+
+def _instead(need: Capacity) -> str:
+    """Return what else would do for the first variant: the next plan, and the load of one group of replicas less."""
+    name = next(iter(need))
+    fleet = need[name]
+    sizes = fleet.need.sizes
+    others = [tried for tried in fleet.tried if tried.gpus and tried.plans != fleet.plans]
+    said = []
+    if others:
+        best = min(others, key=lambda tried: tried.gpus)
+        said.append(f"{best.plans} meets the SLO with {best.gpus} GPUs ({name})")
+    if sizes.groups > 1 and fleet.rate_limit.known:
+        fewer = sizes.groups - 1
+        carried = f"{fewer * fleet.rate_limit.value:.3g} requests/s"
+        said.append(f"{fewer * fleet.group_gpus} GPUs of {fleet.plans} carry {carried} within the SLO ({name})")
+    return f"{'; '.join(said)}." if said else ""
 
 
 def _shortfall(need: Capacity, name: str) -> str:

@@ -147,5 +147,5 @@ def _render(renderable: RenderableType, width: int | None, *, color: bool) -> st
 
 
 def _console(width: int | None, **how: Any) -> Console:
-    # names and paths of the user are no markup
-    return Console(width=width, markup=False, emoji=False, highlight=False, **how)
+    # names and paths of the user are no markup; in a notebook rich would display the lines once more
+    return Console(width=width, markup=False, emoji=False, highlight=False, force_jupyter=False, **how)

@@ -7,9 +7,13 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from ladder_sim.confidence import Interval
 from ladder_sim.report.console import table, to_html
-from ladder_sim.report.figures.style import TEXT_COLOUR, figure, figure_html, log_axis, page, variant_colour
+from ladder_sim.report.errors import Group as Points
+from ladder_sim.report.errors import parity_figure
+from ladder_sim.report.figures.style import figure_html, page, variant_colour
 from ladder_sim.units import format_bytes, format_seconds
+from ladder_sim.validation.compare import Quantity
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -88,7 +92,7 @@ def rows_of(result: Result) -> Iterator[tuple[str, ...]]:
         )
 
 
-_SYMBOLS = {"prefill": "circle", "decode": "diamond"}
+_LATENCIES = ("prefill", "decode")
 
 
 def crosscheck_page(result: Result) -> str:
@@ -102,91 +106,12 @@ def crosscheck_page(result: Result) -> str:
 
 
 def error_figure(result: Result) -> "go.Figure":
-    """Draw predicted over measured latency on the left; on the right speedups, measured bars, predicted markers."""
-    import plotly.graph_objects as go
-
-    rows = result["rows"]
-    latencies = [row for row in rows if row["quantity"] in _SYMBOLS]
-    values_ms = [1e3 * row[key] for row in latencies for key in ("predicted", "measured")]
-    drawn = figure(
-        "Predicted and measured on one machine",
-        "circles: prefill, diamonds: decode; whiskers: 95 % intervals of measured medians",
-    )
-    drawn.update_layout(
-        width=1240,
-        height=620,
-        barmode="group",
-        xaxis={**log_axis("measured latency, ms", values_ms), "domain": [0.0, 0.42]},
-        yaxis=log_axis("predicted latency, ms", values_ms),
-        xaxis2={
-            "domain": [0.5, 1.0],
-            "anchor": "y2",
-            "title": {"text": "link, by the part of standard's time that messages take"},
-            "type": "category",
-        },
-        yaxis2={"anchor": "x2", "title": {"text": "speedup over standard: bars measured, dashes predicted"}},
-    )
-    span = [min(values_ms), max(values_ms)]
-    line = {"color": TEXT_COLOUR, "width": 1}
-    drawn.add_trace(go.Scatter(x=span, y=span, mode="lines", line=line, showlegend=False, hoverinfo="skip"))
-    for variant in dict.fromkeys(row["variant"] for row in rows):
-        own = [row for row in latencies if row["variant"] == variant]
-        drawn.add_trace(
-            go.Scatter(
-                x=[1e3 * row["measured"] for row in own],
-                y=[1e3 * row["predicted"] for row in own],
-                error_x=_whiskers(own, 1e3),
-                mode="markers",
-                name=variant,
-                legendgroup=variant,
-                marker={
-                    "color": variant_colour(variant),
-                    "symbol": [_SYMBOLS[row["quantity"]] for row in own],
-                    "size": 9,
-                },
-                text=[f"{row['quantity']}, {row['link']}: {row['error']:+.1%}" for row in own],
-                hovertemplate="%{text}<extra>" + variant + "</extra>",
-            )
-        )
-        speedups = [row for row in rows if row["variant"] == variant and row["quantity"] == "speedup"]
-        if speedups:
-            _add_speedups(drawn, variant, speedups)
-    return drawn
-
-
-def _add_speedups(drawn: "go.Figure", variant: str, rows: list[Mapping[str, Any]]) -> None:
-    import plotly.graph_objects as go
-
-    shared = {
-        "x": [row["link"] for row in rows],
-        "xaxis": "x2",
-        "yaxis": "y2",
-        "offsetgroup": variant,
-        "legendgroup": variant,
-        "showlegend": False,
-    }
-    marker = {"color": variant_colour(variant)}
-    drawn.add_trace(
-        go.Bar(**shared, y=[row["measured"] for row in rows], error_y=_whiskers(rows, 1.0), marker=marker, name=variant)
-    )
-    drawn.update_layout(scattermode="group")
-    drawn.add_trace(
-        go.Scatter(
-            **shared,
-            y=[row["predicted"] for row in rows],
-            mode="markers",
-            marker={"symbol": "line-ew-open", "size": 16, "color": TEXT_COLOUR, "line": {"width": 2}},
-            text=[f"{row['error']:+.1%}" for row in rows],
-            hovertemplate="%{y:.3f}, %{text}<extra>" + variant + " predicted</extra>",
-        )
-    )
-
-
-def _whiskers(rows: list[Mapping[str, Any]], scale: float) -> dict[str, Any]:
-    return {
-        "array": [scale * (row["high"] - row["measured"]) for row in rows],
-        "arrayminus": [scale * (row["measured"] - row["low"]) for row in rows],
-        "thickness": 1,
-        "width": 3,
-        "color": TEXT_COLOUR,
-    }
+    """Draw predicted over measured latencies of every wiring, in ms."""
+    points: dict[str, list[tuple[str, Quantity]]] = {}
+    for row in result["rows"]:
+        if row["quantity"] in _LATENCIES:
+            predicted = Interval.around(row["predicted"], 0.0)
+            quantity = Quantity(measured=row["measured"], predicted=predicted)
+            points.setdefault(row["variant"], []).append((f"{row['quantity']}, {row['link']}", quantity))
+    groups = (Points(name, members, {"color": variant_colour(name)}) for name, members in points.items())
+    return parity_figure("Predicted and measured on one machine", title(result), "latency (ms)", groups, 1e-3)

@@ -1,15 +1,16 @@
 """Measured figures next to predicted ones, and errors over many of them: what all comparisons show in the same way."""
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ladder_sim.display.document import Document, scenario_fields
 from ladder_sim.display.labels import scenario_label
 from ladder_sim.report.columns import Column, fields_of, percent
 from ladder_sim.report.figures.style import NOW_MARKER, TEXT_COLOUR, error_bars, figure, log_axis, variant_colour
 from ladder_sim.report.report import Remark
-from ladder_sim.validation.compare import Comparison, ErrorStats, Quantity, Validation, error_stats, unseen
+from ladder_sim.validation.compare import ErrorStats, Quantity, Validation, error_stats, unseen
 from ladder_sim.validation.load import LoadValidation
 from ladder_sim.validation.nearest import Likeness
 from ladder_sim.validation.serving import ServingValidation, summary
@@ -94,56 +95,93 @@ def nearest_document(runs: Sequence[Likeness]) -> Document:
     return Document.of_rows({}, rows)
 
 
-# of the intervals
+# of intervals
 _PALE_COLOUR = "#BFBFBF"
-_Row = tuple[Comparison, Quantity]
+
+
+class Group(NamedTuple):
+    """Points of a figure that look alike."""
+
+    name: str
+    points: Sequence[tuple[str, Quantity]]
+    """Each with what it is of, as text."""
+    look: Mapping[str, Any] = {}
+    """Fields of the marker."""
+    bars: bool = False
+    """Whether the intervals of the predictions are drawn."""
+
+
+def parity_figure(title: str, subtitle: str, what: str, groups: Iterable[Group], unit: float = 1.0) -> "go.Figure":
+    """Draw predicted over measured figures, each divided by a unit, and a line where they are equal."""
+    import plotly.graph_objects as go
+
+    shown = [each for each in groups if each.points]
+    drawn = figure(title, subtitle)
+    drawn.update_layout(xaxis={"title": {"text": f"measured {what}"}}, yaxis={"title": {"text": f"predicted {what}"}})
+    if not shown:
+        return drawn
+    every = [(quantity, each.bars) for each in shown for _, quantity in each.points]
+    values = [value / unit for quantity, _ in every for value in (quantity.measured, quantity.predicted.value)]
+    ends = [min(values), max(values)]
+    line = {"color": TEXT_COLOUR, "width": 1}
+    drawn.add_trace(go.Scatter(x=ends, y=ends, mode="lines", line=line, showlegend=False, hoverinfo="skip"))
+    for each in shown:
+        predicted = [quantity.predicted for _, quantity in each.points]
+        bars = {**error_bars(predicted, [unit] * len(predicted)), "color": _PALE_COLOUR, "width": 0}
+        drawn.add_trace(
+            go.Scatter(
+                x=[quantity.measured / unit for _, quantity in each.points],
+                y=[value.value / unit for value in predicted],
+                mode="markers",
+                name=each.name,
+                marker={"size": 9, **each.look},
+                text=[f"{text}: {quantity.error:+.1%}" for text, quantity in each.points],
+                hovertemplate="%{text}<br>measured %{x:.4g}, predicted %{y:.4g}<extra>%{fullData.name}</extra>",
+                **({"error_y": bars} if each.bars else {}),
+            )
+        )
+    bounds = [end / unit for each, bars in every if bars for end in (each.predicted.low, each.predicted.high)]
+    return drawn.update_layout(
+        xaxis=log_axis(f"measured {what}", values),
+        yaxis=log_axis(f"predicted {what}", [each for each in (*values, *bounds) if 0.0 < each < math.inf]),
+    )
 
 
 def error_figure(compared: Validation) -> "go.Figure":
-    """Draw speedups at the strongest level, predicted over measured, and differences; hollow: seen by the fit."""
-    import plotly.graph_objects as go
-
-    rows = sorted(((row, row.speedup) for row in compared.rows if row.speedup), key=_order)
+    """Draw speedups of the strongest level, predicted over measured; hollow: seen by the fit."""
+    groups: dict[tuple[str, bool], list[tuple[str, Quantity]]] = {}
+    for row in compared.rows:
+        if row.speedup:
+            run = row.measurement.configuration
+            place = f"TP {run.tp}, P2P {'on' if run.p2p else 'off'}, batch {run.batch}"
+            groups.setdefault((row.measurement.variant, row.seen), []).append((place, row.speedup))
+    errors = error_stats([row.speedup for row in unseen(compared.rows)])
+    subtitle = f"{compared.level}: " + (
+        f"{errors.rows} speedups of static batches that no fit has seen: error {errors.mean_error:.1%} on average, "
+        f"{errors.max_error:.1%} at most; {errors.inside:.0%} lie inside their interval"
+        if errors
+        else "nothing to compare"
+    )
+    shown = (
+        Group(
+            f"{variant}, seen by the fit" if seen else variant,
+            points,
+            {"color": variant_colour(variant), "symbol": "circle-open" if seen else "circle", "line": {"width": 1.5}},
+            bars=True,
+        )
+        for (variant, seen), points in groups.items()
+    )
     title = f"Speedup over standard, predicted and measured: {compared.data.name}"
-    drawn = figure(title, _summary(compared.level, compared.rows))
-    drawn.update_layout(
-        width=1240,
-        height=640,
-        xaxis={"domain": [0.0, 0.4], "title": {"text": "measured speedup"}},
-        yaxis={"title": {"text": "predicted speedup, 90 % interval"}},
-        xaxis2={"domain": [0.49, 1.0], "anchor": "y2", "type": "multicategory", "title": {"text": "batch"}},
-        yaxis2={"anchor": "x2", "title": {"text": "error of the predicted speedup"}, "ticksuffix": " %"},
-    )
-    if not rows:
-        return drawn
-    low, high = _span(rows)
-    line = {"color": TEXT_COLOUR, "width": 1}
-    drawn.add_trace(
-        go.Scatter(x=[low, high], y=[low, high], mode="lines", line=line, showlegend=False, hoverinfo="skip")
-    )
-    # drawn first, so that the axis is in this order whatever each variant lacks
-    places = list(zip(*map(_place, rows), strict=True))
-    drawn.add_trace(go.Scatter(x=places, y=[None] * len(rows), xaxis="x2", yaxis="y2", showlegend=False))
-    for variant in dict.fromkeys(row.measurement.variant for row, _ in rows):
-        own = [row for row in rows if row[0].measurement.variant == variant]
-        for seen in (False, True):
-            members = [row for row in own if row[0].seen == seen]
-            if members:
-                name = f"{variant}, seen by the fit" if seen else variant
-                markers = _markers(name, variant, members)
-                drawn.add_trace(go.Scatter(**markers, **_parity(members)))
-                drawn.add_trace(go.Scatter(**markers, **_errors(members)))
-    drawn.add_shape(type="line", x0=0.0, x1=1.0, y0=0.0, y1=0.0, line=line, xref="x2 domain", yref="y2")
-    return drawn
+    return parity_figure(title, subtitle, "speedup", shown)
 
 
 def servings_figure(comparisons: ServingValidation) -> "go.Figure":
-    """Time per token of servings, predicted over measured."""
+    """Draw the time per token of servings, predicted over measured."""
     errors, _ = summary(comparisons)
     subtitle = f"{errors.rows} servings: error {errors.mean_error:.1%} on average" if errors else "nothing to compare"
     points = [(each.serving.setup.stack, str(each.serving), each.tpot) for each in comparisons if each.tpot]
     title = f"Time per token with requests in flight, predicted and measured: {comparisons.name}"
-    return _parity_figure(title, subtitle, "TPOT", points)
+    return parity_figure(title, subtitle, "TPOT (ms)", grouped(points), 1e-3)
 
 
 def loads_figure(comparisons: LoadValidation) -> "go.Figure":
@@ -155,134 +193,24 @@ def loads_figure(comparisons: LoadValidation) -> "go.Figure":
         if "per_s" not in figure
     ]
     title = f"Times of requests under load, predicted and measured: {comparisons.name}"
-    return _parity_figure(title, f"{len(comparisons)} loads", "time", points)
+    return parity_figure(title, f"{len(comparisons)} loads", "time (ms)", grouped(points), 1e-3)
 
 
-def nearest_figure(runs: Sequence[Likeness], shown: int, subtitle: str = "") -> "go.Figure":
+def nearest_figure(runs: Sequence[Likeness], shown: int) -> "go.Figure":
     """Draw measured runs, predicted over measured: the first `shown` with 90 % intervals, the others pale."""
-    import plotly.graph_objects as go
-
     timed = runs[0].run.figure == "tpot"
     unit, what = (1e-3, "TPOT (ms)") if timed else (1.0, "speedup of ladder")
-    drawn = figure(f"{what.partition(' (')[0]}, predicted and measured", subtitle)
-    ends = [limit(each.run.quantity.measured for each in runs) / unit for limit in (min, max)]
-    line = {"color": TEXT_COLOUR, "width": 1}
-    drawn.add_trace(go.Scatter(x=ends, y=ends, mode="lines", line=line, showlegend=False, hoverinfo="skip"))
-    near = [each.run.quantity for each in runs[:shown]]
-    bars = error_bars([quantity.predicted for quantity in near], [unit] * len(near))
-    for name, members, look in (
-        ("other runs", runs[shown:], {"marker": {"color": _PALE_COLOUR, "size": 6}}),
-        ("the nearest", runs[:shown], {"marker": {**NOW_MARKER, "symbol": "circle", "size": 9}, "error_y": bars}),
-    ):
-        drawn.add_trace(
-            go.Scatter(
-                x=[each.run.quantity.measured / unit for each in members],
-                y=[each.run.quantity.predicted.value / unit for each in members],
-                mode="markers",
-                name=name,
-                text=[scenario_label(each.run.scenario) for each in members],
-                hovertemplate="%{text}<br>measured %{x:.4g}, predicted %{y:.4g}<extra></extra>",
-                **look,
-            )
-        )
-    values = [value for each in runs for value in (each.run.quantity.measured, each.run.quantity.predicted.value)]
-    bounds = [bound for quantity in near for bound in (quantity.predicted.low, quantity.predicted.high)]
-    return drawn.update_layout(
-        xaxis=log_axis(f"measured {what}", [value / unit for value in values]),
-        yaxis=log_axis(f"predicted {what}", [value / unit for value in (*values, *bounds)]),
+    points = [(scenario_label(each.run.scenario), each.run.quantity) for each in runs]
+    groups = (
+        Group("other runs", points[shown:], {"color": _PALE_COLOUR, "size": 6}),
+        Group("the nearest", points[:shown], {**NOW_MARKER, "symbol": "circle", "size": 9}, bars=True),
     )
+    return parity_figure(f"{what.partition(' (')[0]}, predicted and measured", "", what, groups, unit)
 
 
-def _parity_figure(title: str, subtitle: str, what: str, points: Sequence[tuple[str, str, Quantity]]) -> "go.Figure":
-    """Draw times, predicted over measured: each with its group and its name."""
-    import plotly.graph_objects as go
-
-    drawn = figure(title, subtitle)
-    drawn.update_layout(
-        xaxis={"type": "log", "title": {"text": f"measured {what} (ms)"}},
-        yaxis={"type": "log", "title": {"text": f"predicted {what} (ms)"}},
-    )
-    if not points:
-        return drawn
-    ends = [1e3 * limit(quantity.measured for *_, quantity in points) for limit in (min, max)]
-    line = {"color": TEXT_COLOUR, "width": 1}
-    drawn.add_trace(go.Scatter(x=ends, y=ends, mode="lines", line=line, showlegend=False, hoverinfo="skip"))
-    for group in dict.fromkeys(group for group, *_ in points):
-        members = [(text, quantity) for name, text, quantity in points if name == group]
-        drawn.add_trace(
-            go.Scatter(
-                x=[1e3 * quantity.measured for _, quantity in members],
-                y=[1e3 * quantity.predicted.value for _, quantity in members],
-                mode="markers",
-                name=group,
-                text=[text for text, _ in members],
-                hovertemplate="%{text}<br>%{x:.1f} ms measured, %{y:.1f} predicted<extra>%{fullData.name}</extra>",
-            )
-        )
-    return drawn
-
-
-def _summary(level: str, comparisons: Sequence[Comparison]) -> str:
-    errors = error_stats([row.speedup for row in unseen(comparisons)])
-    if errors is None:
-        return f"{level}: nothing to compare"
-    return (
-        f"{level}: {errors.rows} speedups of static batches that no fit has seen: error "
-        f"{errors.mean_error:.1%} on average, {errors.max_error:.1%} at most; "
-        f"{errors.inside:.0%} lie inside their interval"
-    )
-
-
-def _markers(name: str, variant: str, rows: Sequence[_Row]) -> dict[str, Any]:
-    """Return what both traces of some rows share."""
-    symbol = "circle-open" if rows[0][0].seen else "circle"
-    return {
-        "mode": "markers",
-        "name": name,
-        "legendgroup": name,
-        "marker": {"color": variant_colour(variant), "symbol": symbol, "size": 9, "line": {"width": 1.5}},
-    }
-
-
-def _parity(rows: Sequence[_Row]) -> dict[str, Any]:
-    speedups = [speedup for _, speedup in rows]
-    return {
-        "x": [speedup.measured for speedup in speedups],
-        "y": [speedup.predicted.value for speedup in speedups],
-        "error_y": {
-            "array": [speedup.predicted.high - speedup.predicted.value for speedup in speedups],
-            "arrayminus": [speedup.predicted.value - speedup.predicted.low for speedup in speedups],
-            "color": _PALE_COLOUR,
-            "thickness": 1.5,
-            "width": 0,
-        },
-        "text": [", batch ".join(_place(row)).replace("<br>", ", ") for row in rows],
-        "hovertemplate": "%{text}<br>measured %{x:.3f}, predicted %{y:.3f}<extra>%{fullData.name}</extra>",
-    }
-
-
-def _errors(rows: Sequence[_Row]) -> dict[str, Any]:
-    return {
-        "x": list(zip(*map(_place, rows), strict=True)),
-        "y": [100.0 * speedup.error for _, speedup in rows],
-        "showlegend": False,
-        "xaxis": "x2",
-        "yaxis": "y2",
-        "hovertemplate": "%{x}: %{y:+.1f} %<extra>%{fullData.name}</extra>",
-    }
-
-
-def _place(row: _Row) -> tuple[str, str]:
-    """Return where a row stands on the axis of errors: links and degree, then batch."""
-    configuration = row[0].measurement.configuration
-    return f"TP {configuration.tp}<br>P2P {'on' if configuration.p2p else 'off'}", str(configuration.batch)
-
-
-def _order(row: _Row) -> tuple[bool, int, int]:
-    configuration = row[0].measurement.configuration
-    return not configuration.p2p, configuration.tp, configuration.batch
-
-
-def _span(rows: Sequence[_Row]) -> tuple[float, float]:
-    values = [value for _, speedup in rows for value in (speedup.measured, speedup.predicted.value)]
-    return min(values) - 0.02, max(values) + 0.02
+def grouped(points: Iterable[tuple[str, str, Quantity]]) -> list[Group]:
+    """Return points as groups, by the first word of each."""
+    groups: dict[str, list[tuple[str, Quantity]]] = {}
+    for name, text, quantity in points:
+        groups.setdefault(name, []).append((text, quantity))
+    return [Group(name, members) for name, members in groups.items()]

@@ -158,10 +158,20 @@ class Report(ABC, Generic[A]):
         """What the reader should know: the runs behind it, and warnings; by default nothing."""
         return Notes(confidences={})
 
+    cautions: Sequence[str] = ()
+    """What the answer leaves out of what was asked, as its command line says."""
+
+    @property
+    def all_notes(self) -> Notes:
+        """The notes, with what the answer leaves out."""
+        notes = self.notes
+        return replace(notes, about=(*self.cautions, *notes.about))
+
     @cached_property
     def brief(self) -> Brief:
         """What is printed by default."""
-        return self._brief()
+        brief = self._brief()
+        return replace(brief, cautions=[*self.cautions, *brief.cautions])
 
     @abstractmethod
     def _brief(self) -> Brief: ...
@@ -180,7 +190,7 @@ class Report(ABC, Generic[A]):
     def document(self) -> Document:
         """Return the answer's JSON and CSV, notes included."""
         values = self.values()
-        return replace(values, content={**values.content, **self.notes.fields()})
+        return replace(values, content={**values.content, **self.all_notes.fields()})
 
     def figure(self, kind: str | None = None) -> "go.Figure":
         """Draw one of its figures; by default the first."""
@@ -193,7 +203,7 @@ class Report(ABC, Generic[A]):
         """Return the answer's lines, and with `explain` all that is behind them."""
         if not explain:
             return self.brief
-        notes = self.notes
+        notes = self.all_notes
         end = [Text(), paragraphs(notes)] if notes.confidences or notes.about else []
         return Group(self.brief, Text(), Rest(self.brief), self.details(), *end)
 

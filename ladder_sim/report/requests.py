@@ -16,6 +16,7 @@ from ladder_sim.serving.intervals import steps_note
 from ladder_sim.serving.sizing.search import ENDLESS
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.units import step_for
+from ladder_sim.validation.load import errors_of
 from ladder_sim.wirings.names import NO_COMMUNICATION
 
 # arguments of a scenario that the load replaces
@@ -142,9 +143,29 @@ def cautions_of(answer: Served | Capacity, notes: Notes) -> list[str]:
 def evidence_of(answer: Served | Capacity, confidences: Sequence[Confidence]) -> str:
     """Return the nearest runs, or the server whose steps are used, as text."""
     if answer.steps is None:
-        return evidence_text(*confidences, wirings=list(answer))
+        return " ".join(filter(None, [evidence_text(*confidences, wirings=list(answer)), _published(confidences)]))
     note = steps_note(answer.steps, answer.scenario, _rewired(answer))
     return f"{note[0].upper()}{note[1:]}."
+
+
+def _published(confidences: Sequence[Confidence]) -> str:
+    """Return how far predictions were off loads that were published of the same deployment; empty: there are none."""
+    alike = {error.load: error for each in confidences for error in errors_of(each.scenario)}
+    if not alike:
+        return ""
+    errors = {
+        label: [each.errors[name] for each in alike.values() if name in each.errors]
+        for label, name in (("time between tokens", "itl_mean_s"), ("TPOT", "tpot_mean_s"), ("TTFT", "ttft_mean_s"))
+    }
+    texts = [f"{label} {_off(each)}" for label, each in errors.items() if each]
+    plural = "s" if len(alike) > 1 else ""
+    return f"{len(alike)} published load{plural} of this deployment (`validate published`): {', '.join(texts)}."
+
+
+def _off(errors: Sequence[float]) -> str:
+    """Return the least and the largest of relative errors as text."""
+    ends = dict.fromkeys(f"{100.0 * error:+.0f}" for error in (min(errors), max(errors)))
+    return f"{' to '.join(ends)} %"
 
 
 def cost_text(prices: Mapping[str, str]) -> str:

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from ladder_sim.serving.sizing.fleet import Fleet
 
 TIED = "= tied with the first of its group: the 90 % interval of their ratio includes 1"
-# rows of the default answer
-_SHOWN = 4
+# rows of the default answer, and the most of them if options were named
+_SHOWN, _MOST_SHOWN = 4, 7
 # share of the time without communication below which a technique beats it
 BEYOND = 0.99
 # engines of an option that are all named; of more the first
@@ -159,8 +159,8 @@ class VersusReport(Report[Versus]):
     def notes(self) -> Notes:
         return self.answer.notes
 
-    def rows(self) -> Iterator[Row]:
-        """Yield every option, best first: without retraining, with retraining, limits."""
+    def rows(self, only: Sequence[Option] | None = None) -> Iterator[Row]:
+        """Yield every option, or some, best first: without retraining, with retraining, limits."""
         result, load = self.answer, self.answer.load
         groups: Mapping[OptionGroup, Sequence[Option]] = {
             "without retraining": result.own,
@@ -168,8 +168,9 @@ class VersusReport(Report[Versus]):
             "limit": result.limits,
         }
         for group, options in groups.items():
-            tied = result.tied(options[0], options) if options and group != "limit" else []
-            for each in options:
+            shown = [each for each in options if only is None or each in only]
+            tied = result.tied(options[0], shown) if options and group != "limit" else []
+            for each in shown:
                 fleet = load.fleets.get(each.name) if load else None
                 yield Row(option=each, group=group, tied=each in tied, fleet=fleet)
 
@@ -181,10 +182,12 @@ class VersusReport(Report[Versus]):
 
     def _brief(self) -> Brief:
         result, load = self.answer, self.answer.load
-        # the leading options, then the best of the others
-        ranked = result.leading if load else [*result.leading, *result.own, *result.retrained]
-        chosen = list(dict.fromkeys(ranked))[:_SHOWN]
-        rows = [row for row in self.rows() if row.option in chosen]
+        named = [result.options[name] for name in result.named if name in result.options]
+        # the leading options and those asked for by name, then the best of the others
+        wanted = list(dict.fromkeys([*result.leading, *([] if load else named)]))[:_MOST_SHOWN]
+        others = [] if load else [*result.own, *result.retrained]
+        chosen = list(dict.fromkeys([*wanted, *others]))[: max(len(wanted), _SHOWN)]
+        rows = list(self.rows(chosen))
         hidden = len(result.options) - len(rows)
         slo = f"; SLO {load.slo}" if load else ""
         return Brief(

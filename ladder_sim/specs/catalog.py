@@ -217,8 +217,8 @@ def cluster(name_or_path: str) -> ClusterSpec:
 
     Examples
     --------
-    >>> cluster("h100-sxm").gpus_per_node
-    8
+    >>> cluster("h100-sxm").gpus_per_node, cluster("h200").name
+    (8, 'h200-sxm')
     """
     if name_or_path.strip().lower() == THIS_MACHINE:
         return this_machine()
@@ -300,10 +300,11 @@ def model_config(name_or_path: str) -> dict[str, Any]:
 
 
 def _find(kind: str, name_or_path: str) -> Any:
-    """Return a built-in cluster or stack, or that of a file."""
+    """Return a built-in cluster or stack, by its name or the part of it before a dash, or that of a file."""
     name, folder = name_or_path.strip().lower(), f"{kind}s"
-    if name in _ids(folder):
-        return _shipped(folder, name)
+    begun = [each for each in _ids(folder) if each.startswith(f"{name}-")]
+    if name in _ids(folder) or (len(begun) == 1 and not os.path.exists(name_or_path)):
+        return _shipped(folder, name if name in _ids(folder) else begun[0])
     return _from_file(_path(name_or_path, kind, ".toml", _ids(folder)), kind)
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from ladder_sim.errors import UsageError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.engine_options import option_names
+from ladder_sim.specs.scenario_warnings import DECISIVE, Caution
 
 # what an option says: the name of an argument of `Scenario`, or a setting with its value; options of engines that
 # `engine_options` knows are settings by their own names. vLLM 0.32.0, engine/arg_utils.py; SGLang 0.5.10,
@@ -67,6 +68,14 @@ class ServerCommand(NamedTuple):
     """Options that change nothing here."""
     unread: tuple[str, ...] = ()
     """Options that may change times, and that nothing here reads."""
+
+    @property
+    def cautions(self) -> tuple[str, ...]:
+        """Sentences on the options that an answer leaves out."""
+        unread = f"of --as, {', '.join(self.unread)} may change times and is not simulated"
+        ignored = f"of --as, nothing here depends on {', '.join(self.ignored)}: ignored"
+        said = [Caution(unread, DECISIVE)] if self.unread else []
+        return (*said, *([ignored] if self.ignored else []))
 
 
 def read_server_command(text: str) -> ServerCommand:

@@ -22,6 +22,11 @@ _ENDS = (signal.SIGTERM, signal.SIGHUP)
 _PATIENCE_S = 10.0
 
 
+def cores() -> int:
+    """Return the number of cores that this process may use; macOS does not restrict them."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def start(
     module: Sequence[str],
     *,
@@ -60,7 +65,9 @@ def end_with_parent() -> None:
     parent, _, last = os.environ.pop(_PARENT, "").partition(" ")
     if not parent:
         return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(last))
+    # elsewhere only a parent that ends by itself ends its children
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(last))
     if os.getppid() != int(parent):
         os._exit(128 + int(last))
 

@@ -1,8 +1,11 @@
 """Loads that a load generator measured, next to simulations of the same requests."""
 
+import csv
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cache
+from importlib import resources
+from typing import Any, NamedTuple
 
 from ladder_sim.answer import Answer
 from ladder_sim.confidence import Confidence
@@ -20,6 +23,8 @@ from ladder_sim.validation.serving_names import cluster_name, format_name, stack
 
 # what InferenceX calls engines
 _ENGINES = {"trt": "trtllm", "tensorrt-llm": "trtllm"}
+# columns of a published load that say what served it
+_DEPLOYMENT = ("model", "cluster", "stack", "dtype", "tp", "ep", "attention_dp")
 # without it nothing is predicted, with an example
 _NEEDED = {"model": "70b", "cluster": "h100-sxm", "tp": "8", "stack": "vllm"}
 
@@ -114,6 +119,39 @@ def gate_loads(comparisons: Sequence[LoadComparison], maximum: float) -> None:
         if each.note and not each.result.left_out:
             raise LadderSimError(f"--max-error: a load is {each.note}", hint="leave it out, or add what it lacks")
     check_error(error_stats(each.figures.get("tpot_mean_s") for each in comparisons), maximum, "TPOT", "rows")
+
+
+class PublishedError(NamedTuple):
+    """How far off predictions of one published load were."""
+
+    load: str
+    """Source of the load."""
+    errors: Mapping[str, float]
+    """Predicted over measured - 1, by figure."""
+
+
+def errors_of(scenario: Scenario) -> list[PublishedError]:
+    """Return the errors on published loads of the same model, GPU, engine, precision and degrees of a plan.
+
+    Examples
+    --------
+    >>> [each.load.partition(",")[0] for each in errors_of(Scenario(model="70b", stack="vllm", tp=4, concurrency=8))]
+    ['BLIS ground truth', 'BLIS ground truth', 'BLIS ground truth', 'BLIS ground truth']
+    """
+    fields = {**scenario.fields(), "stack": scenario.stack.unversioned}
+    wanted = tuple(str(fields[name]) for name in _DEPLOYMENT)
+    loads: dict[str, dict[str, float]] = {}
+    for row in _published_errors():
+        if tuple(row[name] for name in _DEPLOYMENT) == wanted and row["error"]:
+            loads.setdefault(row["source"], {})[row["figure"]] = float(row["error"])
+    return [PublishedError(source, errors) for source, errors in loads.items()]
+
+
+@cache
+def _published_errors() -> list[dict[str, str]]:
+    """Return the lines that `ladder-sim validate published --csv` prints."""
+    file = resources.files("ladder_sim.validation") / "data" / "published-errors.csv"
+    return list(csv.DictReader(file.read_text("utf-8").splitlines()))
 
 
 def _compare(

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import torch
 
+from ladder_sim.system.processes import cores
+
 # of variables that change how libraries communicate, compute or allocate
 _PREFIXES = (
     "NCCL_",
@@ -42,7 +44,7 @@ def environment() -> dict[str, object]:
         "ladder_sim": version("ladder-sim"),
         "platform": platform.platform(),
         "cpu": _cpu_name(),
-        "cpu_cores": len(os.sched_getaffinity(0)),
+        "cpu_cores": cores(),
         "torch_threads": torch.get_num_threads(),
     }
     if torch.cuda.is_available():

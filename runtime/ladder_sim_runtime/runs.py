@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -91,7 +90,7 @@ def require_ranks(ranks: int) -> None:
     """Raise unless torch is there and every rank has a core."""
     if importlib.util.find_spec("torch") is None:
         raise MissingPackageError("real forward passes need torch")
-    cores = len(os.sched_getaffinity(0))
+    cores = processes.cores()
     if ranks > cores:
         raise InfeasibleError(
             f"{ranks} ranks on {cores} {'core' if cores == 1 else 'cores'}", hint="give every rank a core, or lower tp"

@@ -274,7 +274,7 @@ def test_an_all_reduce_next_to_the_gate_and_up_projection(label: str, scenario: 
     )
     waits, us = float(reduced.demand.waits), 1e6 * float(reduced.seconds)
     longer = 1 / float(Device(sms=132).rate(reduced.demand, [kernel.demand]))
-    page = (REPO / "docs" / "how" / "contention.md").read_text("utf-8")
+    page = (REPO / "docs" / "how" / "collectives.md").read_text("utf-8")
     assert f"| {label} | {us:.1f} us | {waits * us / 0.8:.0f} | {waits:.2f} | {longer:.2f} |" in page
 
 
@@ -322,7 +322,7 @@ def test_tables_of_constants_are_those_of_the_code() -> None:
         ("a collective", COLLECTIVE_ERROR),
     ):
         assert f"| {label} | {' | '.join(f'{100 * errors[source]:.0f} %' for source in SOURCES)} |" in page
-    page, held = (REPO / "docs" / "how" / "contention.md").read_text("utf-8"), OverlapParameters()
+    page, held = (REPO / "docs" / "how" / "collectives.md").read_text("utf-8"), OverlapParameters()
     for label, each, most in (
         ("NCCL's ring, also through host memory", contention.RING_CHANNEL_BYTES, held.max_channels),
         ("NCCL's trees across nodes", contention.TREE_CHANNEL_BYTES, held.nvls_channels),

@@ -68,7 +68,7 @@ def test_every_setting_is_listed_with_its_range(reference: ModuleType) -> None:
 
 
 def test_every_public_name_is_in_the_reference() -> None:
-    page = (DOCS / "reference" / "api.md").read_text("utf-8")
+    page = (DOCS / "python.md").read_text("utf-8")
     listed = set(re.findall(r"^::: (\S+)$", page, re.MULTILINE))
     public = {f"ladder_sim.{name}" for name in ladder_sim.__all__ if name != "__version__"}
     public |= {f"ladder_sim.serving.{name}" for name in ladder_sim.serving.__all__}

@@ -235,3 +235,10 @@ def test_printed_is_what_the_commands_print() -> None:
         assert f"{answer}\n" == run(*command.split()).out
         assert f"{answer.explain()}\n" == run(*command.split(), "--explain").out
         assert answer.to_csv() == run(*command.split(), "--csv").out
+
+
+def test_options_that_were_named_have_their_rows() -> None:
+    answer = versus(Scenario(model="8b", stack="vllm", concurrency=16), ["ladder", "partial:2", "desync:4"])
+    shown = lines_of(answer)
+    for name in ("ladder", "partial:2", "desync:4"):
+        assert any(line.startswith(name) for line in shown), name

@@ -137,3 +137,26 @@ def test_a_figure_of_requests_needs_their_steps() -> None:
     with pytest.raises(UsageError, match="steps that the figure shows were not kept"):
         serve(EIGHT, "standard", **load).plot()
     assert serve(EIGHT, "standard", record=True, **load).plot("load").data
+
+
+def test_capacity_says_whole_nodes_and_what_else_would_do() -> None:
+    scenario = EIGHT.replace(gpus_per_node=3, tp=1)
+    requests: dict[str, Any] = {"rate": 900.0, "prompt": 400, "gen": 20, "requests": 40}
+    need = capacity(scenario, "standard", pp=1, seeds=1, slo="tpot_p95=12ms", **requests)
+    (row,) = need.to_dict()["rows"]
+    gpus = need["standard"].gpus.value
+    assert row["nodes"] == math.ceil(gpus / 3) > 1
+    assert (gpus % 3 > 0) == (f" on {row['nodes']:.0f} nodes" in need.summary)
+    (instead,) = re.findall(r"(\d+) GPUs? of TP \d carry", " ".join(need.explain().split()))
+    assert int(instead) == gpus - need["standard"].group_gpus
+
+
+def test_published_loads_of_a_deployment_are_its_evidence() -> None:
+    asked: dict[str, Any] = {"rate": 1.0, "requests": 30, "seeds": 1}
+    published = "4 published loads of this deployment"
+    said = {
+        tp: " ".join(serve(Scenario(model="70b", stack="vllm", tp=tp), "standard", **asked).explain().split())
+        for tp in (4, 8)
+    }
+    assert published in said[4]
+    assert published not in said[8]

@@ -87,10 +87,18 @@ def test_what_is_no_server_is_refused(text: str, words: str) -> None:
 def test_flags_go_before_it_and_what_is_ignored_is_named() -> None:
     line = "vllm serve Qwen/Qwen3-32B -tp 4 --max-num-seqs 16 --port 8000"
     plain = run("predict", "--as", line, "--concurrency", "8")
-    assert "nothing here depends on --port: ignored" in plain.err
+    assert (
+        "nothing here depends on --port: ignored" in run("predict", "--as", line, "--concurrency", "8", "--explain").out
+    )
     assert "qwen3-32b bf16, TP 4" in plain.out
     asked = run("predict", "--model", "qwen3-32b", "--stack", "vllm", "--tp", "4", "--concurrency", "8")
     assert plain.out.splitlines()[3:6] == asked.out.splitlines()[3:6]
     assert "TP 2" in run("predict", "--as", line, "--concurrency", "8", "--tp", "2").out
+    # an answer that leaves out what may change times says so, whatever its form
+    drafted = f"{line} --speculative-config {{}}"
+    unread = "of --as, --speculative-config may change times and is not simulated"
+    for form in ((), ("--json",), ("--explain",)):
+        assert unread in run("predict", "--as", drafted, "--concurrency", "8", *form).out
+    assert unread in run("predict", "--as", drafted, "--concurrency", "8", "--csv").err
     # plans are searched where none is asked for
     assert "20 plans" in run("advise", "--as", "vllm serve Qwen/Qwen3-32B", "--concurrency", "8").out

@@ -381,7 +381,7 @@ def test_the_file_has_every_serving_behind_an_interval() -> None:
 
 def test_the_page_sums_the_file_up() -> None:
     shown = {(row["models"], row["by"], row["value"]): row for row in servings.shown()}
-    page = (REPO / "docs" / "compare.md").read_text("utf-8")
+    page = (REPO / "docs" / "evidence.md").read_text("utf-8")
     names = {
         "trtllm, fp8 on h100-sxm": "TensorRT-LLM, fp8, H100",
         "trtllm, bf16 on h100-sxm": "TensorRT-LLM, bf16, H100",
