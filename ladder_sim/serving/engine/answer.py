@@ -1,5 +1,6 @@
 """What becomes of a request in an engine."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from ladder_sim.serving.engine.speculation import Path
@@ -27,16 +28,20 @@ class Answer:
     """Tokens whose KV cache comes from another replica."""
     produced: int = 0
     """Tokens of its answer, there or on their way, when it had to start again or came from another replica."""
-    blocks: list[int] = field(default_factory=list)
-    """Blocks of the KV cache that the request holds."""
+    blocks: int = 0
+    """Number of blocks of the KV cache that the request holds; while it decodes, when it began to."""
+    named: list[Hashable] = field(default_factory=list)
+    """Names of the first of these blocks; None: what the block holds has no name, or another block has it."""
     admitted: int = 0
     """Requests that were admitted before it."""
     computed: int = 0
     """Tokens of its prompt in the KV cache, or on their way there."""
     base: int = 0
     """Tokens that a decoding request reads at a tick, less the tick."""
-    grows: int = 0
-    """Tick at which it needs another block."""
+    full: int = -1
+    """Tick at which it needs another block for the first time."""
+    phase: int = -1
+    """That tick, modulo the tokens of a block, once it needs a block as often as it decodes so many tokens."""
     ends: int = 0
     """Tick of its last token."""
     path: Path | None = None

@@ -1,18 +1,25 @@
-"""A replica on simpy: an engine that runs the steps that its scheduler decides on."""
+"""A replica on simpy: an engine that runs the steps that its scheduler decides on.
+
+While no request comes or ends, each step takes a token of each request more than the one before it. The times of such
+steps are on a line, and a replica takes them all at once.
+"""
 
 import math
 from abc import ABC, abstractmethod
+from array import array
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
+import numpy as np
 import simpy
 
 from ladder_sim.closed_loop.engine import POWER_S
+from ladder_sim.des.shared import Floats
 from ladder_sim.serving.engine.answer import Answer
 from ladder_sim.serving.engine.scheduler import Gap, Scheduler, SchedulerSpec, Step
 from ladder_sim.serving.engine.speculation import Speculation
-from ladder_sim.serving.steps.mix import Mix, MixTimes
+from ladder_sim.serving.steps.mix import Line, Mix, MixTimes
 
 
 class StepRun(NamedTuple):
@@ -47,9 +54,13 @@ class Pace:
         else:
             prompts = 0.0
         seconds += self._drafting_s(mix, seconds)
+        self.passed(seconds, prompts)
+        return seconds
+
+    def passed(self, seconds: float, prompts: float = 0.0) -> None:
+        """Note a time of which prompts took a share."""
         kept = math.exp(-seconds / POWER_S)
         self._duty = kept * self._duty + (1.0 - kept) * prompts
-        return seconds
 
     def _drafting_s(self, mix: Mix, step_s: float) -> float:
         """Return the seconds that the drafter takes after a step.
@@ -64,6 +75,27 @@ class Pace:
         if mix.decoding:
             others_s = (speculation.drafts - 1) * self._times.of_mix(Mix(mix.decoding, mix.context))
         return speculation.cost * (step_s + others_s)
+
+
+class Gaps:
+    """Times between tokens: of each entry a line of steps, and how many requests waited for each of these."""
+
+    def __init__(self) -> None:
+        self._lines = array("d")
+
+    def add(self, requests: int, first_s: float, more_s: float = 0.0, steps: int = 1) -> None:
+        self._lines.extend((requests, first_s, more_s, steps))
+
+    def columns(self) -> tuple[Floats, Floats]:
+        """Return the times in seconds, and how often each occurs."""
+        requests, first_s, more_s, steps = np.array(self._lines).reshape(-1, 4).T
+        times = steps.astype(int)
+        number = np.arange(times.sum()) - np.repeat(np.cumsum(times) - times, times)
+        return np.repeat(first_s, times) + number * np.repeat(more_s, times), np.repeat(requests, times)
+
+    def __iter__(self) -> Iterator[Gap]:
+        times_s, counts = self.columns()
+        return zip(times_s.tolist(), counts.astype(int).tolist(), strict=True)
 
 
 class Replica(ABC):
@@ -87,16 +119,14 @@ class Replica(ABC):
         self.busy_s = 0.0
         # share of the KV cache that is in use, times how long
         self.kv_share_s = 0.0
-        self.gaps_s: list[Gap] = []
+        self.gaps_s = Gaps()
 
         # empty unless they are kept
         self.steps: list[StepRun] = []
         self.answers: list[Answer] = []
         self._record = record
         self._pace = Pace(times, spec.speculation)
-        self._arrival = env.event()
         self._make_scheduler()
-        env.process(self._run())
 
     @abstractmethod
     def _make_scheduler(self) -> None: ...
@@ -124,24 +154,11 @@ class Replica(ABC):
     def _queue(self, answer: Answer) -> None:
         """Let a request wait for admission."""
 
-    @abstractmethod
-    def _run(self) -> Generator[simpy.Event, object, None]:
-        """Run steps for ever; with nothing to run, wait for `_next_arrival`."""
-
     def add(self, answer: Answer) -> None:
         self.load += 1
         self._queue(answer)
         if self._record:
             self.answers.append(answer)
-        self._wake()
-
-    def _wake(self) -> None:
-        if not self._arrival.triggered:
-            self._arrival.succeed()
-
-    def _next_arrival(self) -> simpy.Event:
-        self._arrival = self.env.event()
-        return self._arrival
 
     def _seconds(self, mix: Mix) -> float:
         """Return the seconds of a step that begins now, or when those before it have ended."""
@@ -152,7 +169,8 @@ class Replica(ABC):
 
     def _ended(self, step: Step, start_s: float, seconds: float, gaps_s: Iterable[Gap]) -> None:
         """Note that a step has just ended, and how long requests waited for its tokens."""
-        self.gaps_s += gaps_s
+        for gap_s, count in gaps_s:
+            self.gaps_s.add(count, gap_s)
         self.load -= len(step.last)
         for answer in step.last:
             self.answered(answer)
@@ -160,11 +178,21 @@ class Replica(ABC):
             self.steps.append(StepRun(start_s, seconds, step.mix, self.running, self.waiting, self.kv_share))
 
 
+_NO_LINE = Line(0.0, 0.0, 0)
+
+
 class SimulatedReplica(Replica):
     """One whose scheduler is simulated: `ladder_sim.serving.engine.scheduler`."""
 
     def _make_scheduler(self) -> None:
         self.scheduler = Scheduler(self.spec)
+        # steps decided on that have not begun; the one that runs, or steps that are alike, beginning with those
+        self._steps = deque[Step]()
+        self._step: Step | None = None
+        self._line = _NO_LINE
+        # of what runs; and what comes at its end
+        self._start_s = self._end_s = 0.0
+        self._alarm: simpy.Event | None = None
 
     @property
     def running(self) -> int:
@@ -177,29 +205,110 @@ class SimulatedReplica(Replica):
     @property
     def kv_share(self) -> float:
         blocks = self.scheduler.blocks
-        return 1.0 - len(blocks.free) / blocks.count
+        return 1.0 - blocks.free / blocks.count
 
     def cached(self, answer: Answer) -> int:
+        self._catch_up()
         return len(self.scheduler.blocks.cached(answer))
 
     def release(self, answer: Answer) -> None:
         """Stop holding the KV cache of a prompt that another replica has now."""
+        self._interrupt()
         self.scheduler.release(answer)
-        self._wake()
 
     def _queue(self, answer: Answer) -> None:
+        self._interrupt()
         self.scheduler.add(answer)
 
-    def _run(self) -> Generator[simpy.Event, object, None]:
-        depth, steps = 2 if self.spec.ahead else 1, deque[Step]()
+    def _interrupt(self) -> None:
+        """Let steps that have not been decided on be other than those before them."""
+        if self._line.steps:
+            self._catch_up()
+            self._step, seconds = self._steps.popleft(), self._line.first_s
+            self._line = _NO_LINE
+            self._note(seconds, seconds * self.kv_share)
+            self._wake_at(self._start_s + seconds)
+        elif self._alarm is None:
+            self._wake_at(self.env.now)
+
+    def _wake_at(self, at_s: float) -> None:
+        self._end_s = at_s
+        self._alarm = self.env.timeout(max(0.0, at_s - self.env.now))
+        self._alarm.callbacks.append(self._woken)
+
+    def _woken(self, alarm: simpy.Event) -> None:
+        # another one may have been set since
+        if alarm is self._alarm:
+            self._alarm = None
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Complete what has run, and run steps as long as nothing outside of the replica can happen."""
         while True:
-            while len(steps) < depth and (step := self.scheduler.schedule()):
-                steps.append(step)
-            if not steps:
-                yield self._next_arrival()
-                continue
-            step = steps.popleft()
-            start_s, seconds = self.env.now, self._seconds(step.mix)
-            yield self.env.timeout(seconds)
-            gaps_s = self.scheduler.complete(step, self.env.now)
-            self._ended(step, start_s, seconds, gaps_s)
+            if self._line.steps:
+                self._pass(self._line.steps)
+            elif self._step:
+                self._complete(self._step)
+            if not self._begin(self._end_s):
+                return
+            if (self._step and self._step.last) or self._end_s >= self.env.peek():
+                self._wake_at(self._end_s)
+                return
+
+    def _begin(self, now_s: float) -> bool:
+        """Decide on further steps and begin with the next, and those that are like it; False if there is none."""
+        steps, depth = self._steps, 2 if self.spec.ahead else 1
+        while len(steps) < depth and (step := self.scheduler.schedule()):
+            steps.append(step)
+        if not steps:
+            return False
+        self._start_s = now_s
+        if all(step.plain for step in steps) and (alike := self.scheduler.alike()):
+            line = self.times.line(steps[0].mix)
+            self._line = line._replace(steps=min(line.steps, alike))
+            self._end_s = now_s + line.until(self._line.steps)
+        else:
+            self._step = steps.popleft()
+            self._end_s = now_s + self._seconds(self._step.mix)
+        return True
+
+    def _complete(self, step: Step) -> None:
+        self._step = None
+        gaps_s = self.scheduler.complete(step, self._end_s)
+        self._ended(step, self._start_s, self._end_s - self._start_s, gaps_s)
+
+    def _catch_up(self) -> None:
+        """Complete steps that are alike, but the one that runs."""
+        if self._line.steps:
+            self._pass(min(self._line.within(self.env.now - self._start_s), self._line.steps - 1))
+
+    def _pass(self, count: int) -> None:
+        """Complete some of the steps that are alike."""
+        if not count:
+            return
+        line, start_s, step, scheduler = self._line, self._start_s, self._steps[0], self.scheduler
+        ends_s = [line.until(number) for number in range(count + 1)]
+        if scheduler.decoded_s == start_s:
+            self.gaps_s.add(step.decoding, line.first_s, line.more_s, count)
+        else:
+            self.gaps_s.add(step.decoding, start_s + line.first_s - scheduler.decoded_s)
+            if count > 1:
+                self.gaps_s.add(step.decoding, line.first_s + line.more_s, line.more_s, count - 1)
+        share, kv_share_s, blocks = self.kv_share, 0.0, scheduler.blocks.count
+        for number, grown in enumerate(scheduler.growth(count)):
+            seconds = ends_s[number + 1] - ends_s[number]
+            kv_share_s += share * seconds
+            if self._record:
+                mix = step.after(number).mix
+                self.steps.append(StepRun(start_s + ends_s[number], seconds, mix, self.running, self.waiting, share))
+            share += grown / blocks
+        self._note(ends_s[-1], kv_share_s)
+        self._start_s += ends_s[-1]
+        scheduler.advance(count, self._start_s)
+        self._line = Line(line.first_s + count * line.more_s, line.more_s, line.steps - count)
+        self._steps = deque(step.after(count) for step in self._steps)
+
+    def _note(self, seconds: float, kv_share_s: float) -> None:
+        self.busy_s += seconds
+        self.kv_share_s += kv_share_s
+        self._pace.passed(seconds)

@@ -53,10 +53,9 @@ class Outcome:
             "tpot": np.array([answer.tpot_s for answer in further]),
             "e2e": np.array([answer.request_s for answer in self.answers]),
         }
-        gaps = np.concatenate([np.array(replica.gaps_s).reshape(-1, 2) for replica in self.replicas])
-        return {name: (values, np.ones_like(values)) for name, values in columns.items()} | {
-            "itl": (gaps[:, 0], gaps[:, 1])
-        }
+        gaps = [replica.gaps_s.columns() for replica in self.replicas]
+        gaps_s, counts = (np.concatenate(column) for column in zip(*gaps, strict=True))
+        return {name: (values, np.ones_like(values)) for name, values in columns.items()} | {"itl": (gaps_s, counts)}
 
     def values_s(self, metric: Metric) -> Floats:
         """Return a metric of each request that has it, in seconds; of ITL, each time that occurs."""
