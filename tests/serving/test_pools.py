@@ -58,7 +58,7 @@ def pools(
         for (times, own), count in zip(kinds, replicas, strict=True)
     )
     prefill = Prefill(pool=other, latency_s=link_s, bandwidth_Bps=1e9, gpu_bytes=lambda tokens: 0.0)
-    return simulate("standard", pool, requests, prefill=prefill, router="least-loaded"), decode, prompts
+    return simulate("standard", pool, requests, prefill=prefill, router="least-loaded", record=True), decode, prompts
 
 
 @given(

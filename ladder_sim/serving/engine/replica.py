@@ -190,6 +190,8 @@ class SimulatedReplica(Replica):
         self._steps = deque[Step]()
         self._step: Step | None = None
         self._line = _NO_LINE
+        # how many of these are not decided on
+        self._more = 0
         # of what runs; and what comes at its end
         self._start_s = self._end_s = 0.0
         self._alarm: simpy.Event | None = None
@@ -257,20 +259,34 @@ class SimulatedReplica(Replica):
 
     def _begin(self, now_s: float) -> bool:
         """Decide on further steps and begin with the next, and those that are like it; False if there is none."""
-        steps, depth = self._steps, 2 if self.spec.ahead else 1
-        while len(steps) < depth and (step := self.scheduler.schedule()):
-            steps.append(step)
+        steps = self._steps
+        self._decide()
         if not steps:
             return False
         self._start_s = now_s
-        if all(step.plain for step in steps) and (alike := self.scheduler.alike()):
+        if self._alike():
+            self._more = self.scheduler.alike()
             line = self.times.line(steps[0].mix)
-            self._line = line._replace(steps=min(line.steps, alike))
-            self._end_s = now_s + line.until(self._line.steps)
+            self._line = line._replace(steps=min(line.steps, self._more + len(steps)))
+            self._end_s = now_s + self._line.until(self._line.steps)
         else:
             self._step = steps.popleft()
             self._end_s = now_s + self._seconds(self._step.mix)
         return True
+
+    def _decide(self) -> None:
+        depth = 2 if self.spec.ahead else 1
+        while len(self._steps) < depth and (step := self.scheduler.schedule()):
+            self._steps.append(step)
+
+    def _alike(self) -> bool:
+        """Whether the next steps decode the same requests, all of which have just got a token."""
+        first, *others = self._steps
+        if not first.plain or any(not step.plain or step.joined for step in others):
+            return False
+        if any(answer.token_s != self._start_s for answer in first.joined):
+            return False
+        return first.decoding == len(first.joined) or self.scheduler.decoded_s == self._start_s
 
     def _complete(self, step: Step) -> None:
         self._step = None
@@ -286,27 +302,44 @@ class SimulatedReplica(Replica):
         """Complete some of the steps that are alike."""
         if not count:
             return
-        line, start_s, step, scheduler = self._line, self._start_s, self._steps[0], self.scheduler
-        ends_s = [line.until(number) for number in range(count + 1)]
-        if scheduler.decoded_s == start_s:
-            self.gaps_s.add(step.decoding, line.first_s, line.more_s, count)
-        else:
-            self.gaps_s.add(step.decoding, start_s + line.first_s - scheduler.decoded_s)
-            if count > 1:
-                self.gaps_s.add(step.decoding, line.first_s + line.more_s, line.more_s, count - 1)
-        share, kv_share_s, blocks = self.kv_share, 0.0, scheduler.blocks.count
-        for number, grown in enumerate(scheduler.growth(count)):
-            seconds = ends_s[number + 1] - ends_s[number]
-            kv_share_s += share * seconds
-            if self._record:
-                mix = step.after(number).mix
-                self.steps.append(StepRun(start_s + ends_s[number], seconds, mix, self.running, self.waiting, share))
-            share += grown / blocks
-        self._note(ends_s[-1], kv_share_s)
-        self._start_s += ends_s[-1]
-        scheduler.advance(count, self._start_s)
+        line, scheduler, first = self._line, self.scheduler, self._steps[0]
+        seconds, blocks = line.until(count), scheduler.blocks.count
+        if self._record:
+            self._keep(line, first, count)
+        self.gaps_s.add(first.decoding, line.first_s, line.more_s, count)
+        # blocks that a step takes stay in use
+        kv_share_s = self.kv_share * seconds
+        many = min(count, self._more)
+        growth = scheduler.growth()
+        size = len(growth)
+        for number, grown in enumerate(growth[:many]):
+            if grown:
+                times = -(-(many - number) // size)
+                kv_share_s += grown / blocks * (times * seconds - line.sum_until(number + 1, size, times))
+        scheduler.advance(many)
+        self._steps = deque(step.after(many) for step in self._steps)
+        self._more -= many
+        for number in range(many, count):
+            self._steps.popleft()
+            share = self.kv_share
+            self._decide()
+            kv_share_s += (self.kv_share - share) * (seconds - line.until(number + 1))
+        self._note(seconds, kv_share_s)
+        self._start_s += seconds
+        scheduler.decoded_s = self._start_s
         self._line = Line(line.first_s + count * line.more_s, line.more_s, line.steps - count)
-        self._steps = deque(step.after(count) for step in self._steps)
+
+    def _keep(self, line: Line, first: Step, count: int) -> None:
+        """Record steps that are alike."""
+        growth, held = self.scheduler.growth(), self.kv_share
+        for number in range(count):
+            start_s, end_s = (line.until(each) for each in (number, number + 1))
+            self.steps.append(
+                StepRun(
+                    self._start_s + start_s, end_s - start_s, first.after(number).mix, self.running, self.waiting, held
+                )
+            )
+            held += growth[number % len(growth)] / self.scheduler.blocks.count
 
     def _note(self, seconds: float, kv_share_s: float) -> None:
         self.busy_s += seconds

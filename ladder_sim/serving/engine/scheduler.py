@@ -105,18 +105,13 @@ class Step(NamedTuple):
     left: Sequence[Answer] = ()
     """Requests to which that step brought a token, and this one brings none: they start again."""
 
-    @property
-    def plain(self) -> bool:
-        """Whether the requests that decoded in the step before decode once more, and that is all."""
-        mix = self.mix
-        return (
-            mix.decoding == self.decoding > 0 == mix.prompts == mix.drafted
-            and not (self.first or self.last or self.joined or self.left)
-        )  # fmt: skip
+    plain: bool = False
+    """Whether each request decodes a token, and no answer ends."""
 
     def after(self, steps: int) -> "Step":
         """Return the step after so many that are alike."""
-        return self._replace(mix=self.mix._replace(context=self.mix.context + steps * self.mix.decoding))
+        mix = self.mix._replace(context=self.mix.context + steps * self.decoding)
+        return self._replace(mix=mix, joined=()) if steps else self
 
 
 class Scheduler:
@@ -198,7 +193,7 @@ class Scheduler:
         return self._step(chunks, decodes=True)
 
     def alike(self) -> int:
-        """Return how many further steps are plain and like the one decided on last, unless a request comes."""
+        """Return how many further steps are like the plain one that was decided on last, unless a request comes."""
         if not self._settled or self._prompt or self._joining or self._left or self.spec.speculation:
             return 0
         tick, free, growing = self._tick, self.blocks.free, self._growing
@@ -217,18 +212,17 @@ class Scheduler:
             most = min(most, steps)
         return most
 
-    def growth(self, steps: int) -> list[int]:
-        """Return the blocks that each of the next steps takes, if they are plain."""
-        size, growing = len(self._growing), self._growing
-        return [growing[tick % size] for tick in range(self._tick, self._tick + steps)]
+    def growth(self) -> list[int]:
+        """Return the blocks that each of the next steps takes, if they are plain; after so many, this begins again."""
+        phase = self._tick % len(self._growing)
+        return self._growing[phase:] + self._growing[:phase]
 
-    def advance(self, steps: int, now_s: float) -> None:
-        """Decide on steps that are `alike`, as many as have just run."""
-        self.blocks.take(
-            sum(self.growth(steps % len(self._growing))) + steps // len(self._growing) * sum(self._growing)
-        )
+    def advance(self, steps: int) -> None:
+        """Decide on steps that are `alike`."""
+        rounds, rest = divmod(steps, len(self._growing))
+        self.blocks.take(rounds * sum(self._growing) + sum(self.growth()[:rest]))
         self._tick += steps
-        self._grown, self.decoded_s = self._tick, now_s
+        self._grown = self._tick
         self._unpolled = (self._unpolled + steps) % self.spec.poll_steps
 
     def complete(self, step: Step, now_s: float) -> list[Gap]:
@@ -236,9 +230,9 @@ class Scheduler:
         for answer in step.left:
             answer.token_s = self.decoded_s
         gaps_s = [(now_s - answer.token_s, 1) for answer in step.joined]
+        if together := step.decoding - len(gaps_s):
+            gaps_s.append((now_s - self.decoded_s, together))
         if step.decoding:
-            if together := step.decoding - len(gaps_s):
-                gaps_s.append((now_s - self.decoded_s, together))
             self.decoded_s = now_s
         for answer in step.first:
             # it may have had to start again before
@@ -339,10 +333,11 @@ class Scheduler:
     def _grow(self) -> None:
         """Give a block to each that needs one; the last of those that run may have to start again for that."""
         tick, phase = self._tick, self._tick % len(self._growing)
-        for answer in self._full.pop(tick, ()):
-            if answer.full == tick:
-                self._grows(answer)
-        if self._growing[phase] <= self.blocks.free and not self.spec.speculation:
+        if self._full:
+            for answer in self._full.pop(tick, ()):
+                if answer.full == tick:
+                    self._grows(answer)
+        if self._growing[phase] <= self.blocks.free and self._rows == 1:
             self.blocks.take(self._growing[phase])
         else:
             for answer in [each for each in self.running if each in self._decoding]:
@@ -470,20 +465,18 @@ class Scheduler:
 
     def _step(self, chunks: list["_Chunk"], *, decodes: bool = False) -> Step | None:
         """Return the step that runs chunks of prompts and, if it `decodes`, all that decode."""
-        mix, last, decoding, joined = Mix(), list[Answer](), 0, list[Answer]()
+        first, last, joined, left = list[Answer](), list[Answer](), list[Answer](), self._left
+        decoding = len(self._decoding) if decodes else 0
+        mix = Mix(decoding, self._base + decoding * self._tick) if decoding else Mix()
         if decodes:
-            decoding = len(self._decoding)
-            context, drafts = self._base + decoding * self._tick, self._rows - 1
-            if drafts and self._tick < len(self._beyond):
-                context += int(self._beyond[self._tick])
-            mix = Mix(decoding, context, drafted=decoding * drafts)
-            if self._surplus:
+            if drafts := self._rows - 1:
+                beyond = int(self._beyond[self._tick]) if self._tick < len(self._beyond) else 0
+                mix = mix._replace(context=mix.context + beyond, drafted=decoding * drafts)
                 decoding -= sum(answer in self._decoding for answer in self._surplus)
             if self._joining:
                 joined, self._joining = list(self._joining), {}
             last = self._ended()
             self._tick += 1
-        first = list[Answer]()
         if chunks:
             mix = mix.with_prompts((chunk.tokens, chunk.before) for chunk in chunks)
             if padding := sum(chunk.padding for chunk in chunks):
@@ -493,18 +486,18 @@ class Scheduler:
                     first.append(chunk.answer)
                     if not self._decode(chunk.answer, chunk.padding):
                         last.append(chunk.answer)
-        if not mix.decoding and not mix.prompts:
+        elif not decoding and not mix.decoding:
             return None
         self._unpolled = 0 if chunks else (self._unpolled + 1) % self.spec.poll_steps
-        left, self._left = self._left, []
-        return Step(mix, first, last, decoding, joined, left)
+        self._left = []
+        return Step(mix, first, last, decoding, joined, left, not (chunks or last or left or mix.drafted))
 
     def _ended(self) -> list[Answer]:
         """Return the answers that are complete with this tick."""
-        for answer in self._surplus:
+        last, surplus, self._surplus = list[Answer](), self._surplus, []
+        for answer in surplus:
             if answer in self._decoding:
                 self._end(answer)
-        last, self._surplus = list[Answer](), []
         for answer in self._ending.pop(self._tick, ()):
             # one that started again may stand there twice
             if answer.ends == self._tick and answer not in self._surplus:

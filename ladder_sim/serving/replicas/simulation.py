@@ -11,7 +11,7 @@ import simpy
 
 from ladder_sim.costs.memory import kv_bytes
 from ladder_sim.errors import UsageError
-from ladder_sim.serving.engine.answer import Answer
+from ladder_sim.serving.engine.answer import Answer, Answers
 from ladder_sim.serving.engine.replica import Replica, SimulatedReplica
 from ladder_sim.serving.engine.scheduler import SchedulerSpec
 from ladder_sim.serving.replicas.outcome import Outcome
@@ -210,7 +210,9 @@ class _System:
         self._links = {replica: simpy.Resource(env) for replica in self.replicas}
         # KV caches on their way
         self._moving = 0
-        self.answers: list[Answer] = []
+        self.answers = Answers(record=record)
+        # answers whose prompts run on other replicas
+        self._open: dict[int, Answer] = {}
         self._queues: list[int] = []
         self._sent = self._done = self._back = 0
         # what the client holds back or waits for, with so many in flight at most
@@ -270,18 +272,18 @@ class _System:
                 f"request {len(self.answers) + 1}: {context} tokens: {what} {min(room, limit)}",
                 hint="leave out longer requests, or use more GPUs",
             )
-        answer = Answer(request=request, number=len(self.answers))
-        self.answers.append(answer)
+        answer = self.answers.add(request)
         if self.prefill is None:
             self._choose(answer).add(answer)
         else:
+            self._open[answer.number] = answer
             part = Answer(request=replace(request, gen=1), number=answer.number)
             self._choose_prefill(part).add(part)
 
     def _hand_over(self, part: Answer, source: SimulatedReplica) -> Generator[simpy.Event, object, None]:
         """Send the KV cache of a prompt that is done to a replica that decodes."""
         assert self.prefill is not None
-        answer = self.answers[part.number]
+        answer = self._open.pop(part.number)
         target = self._choose(answer)
         # it counts for those that come next
         target.load += 1
@@ -310,6 +312,7 @@ class _System:
         outside_s = self.pool.spec.outside_s(answer)
         answer.first_s += outside_s
         answer.last_s += outside_s
+        self.answers.note(answer)
         self._done += 1
         self._watch(self._done)
         if self._most:
