@@ -7,7 +7,6 @@ steps are on a line, and a replica takes them all at once.
 import math
 from abc import ABC, abstractmethod
 from array import array
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
@@ -187,7 +186,7 @@ class SimulatedReplica(Replica):
     def _make_scheduler(self) -> None:
         self.scheduler = Scheduler(self.spec)
         # steps decided on that have not begun; the one that runs, or steps that are alike, beginning with those
-        self._steps = deque[Step]()
+        self._depth, self._steps = 2 if self.spec.ahead else 1, list[Step]()
         self._step: Step | None = None
         self._line = _NO_LINE
         # how many of these are not decided on
@@ -226,7 +225,7 @@ class SimulatedReplica(Replica):
         """Let steps that have not been decided on be other than those before them."""
         if self._line.steps:
             self._catch_up()
-            self._step, seconds = self._steps.popleft(), self._line.first_s
+            self._step, seconds = self._steps.pop(0), self._line.first_s
             self._line = _NO_LINE
             self._note(seconds, seconds * self.kv_share)
             self._wake_at(self._start_s + seconds)
@@ -267,25 +266,25 @@ class SimulatedReplica(Replica):
         if self._alike():
             self._more = self.scheduler.alike()
             line = self.times.line(steps[0].mix)
-            self._line = line._replace(steps=min(line.steps, self._more + len(steps)))
+            self._line = Line(line.first_s, line.more_s, min(line.steps, self._more + len(steps)))
             self._end_s = now_s + self._line.until(self._line.steps)
         else:
-            self._step = steps.popleft()
+            self._step = steps.pop(0)
             self._end_s = now_s + self._seconds(self._step.mix)
         return True
 
     def _decide(self) -> None:
-        depth = 2 if self.spec.ahead else 1
-        while len(self._steps) < depth and (step := self.scheduler.schedule()):
+        while len(self._steps) < self._depth and (step := self.scheduler.schedule()):
             self._steps.append(step)
 
     def _alike(self) -> bool:
         """Whether the next steps decode the same requests, all of which have just got a token."""
-        first, *others = self._steps
-        if not first.plain or any(not step.plain or step.joined for step in others):
+        first, last = self._steps[0], self._steps[-1]
+        if not first.plain or not last.plain or (last.joined and last is not first):
             return False
-        if any(answer.token_s != self._start_s for answer in first.joined):
-            return False
+        for answer in first.joined:
+            if answer.token_s != self._start_s:
+                return False
         return first.decoding == len(first.joined) or self.scheduler.decoded_s == self._start_s
 
     def _complete(self, step: Step) -> None:
@@ -317,10 +316,10 @@ class SimulatedReplica(Replica):
                 times = -(-(many - number) // size)
                 kv_share_s += grown / blocks * (times * seconds - line.sum_until(number + 1, size, times))
         scheduler.advance(many)
-        self._steps = deque(step.after(many) for step in self._steps)
+        self._steps = [step.after(many) for step in self._steps]
         self._more -= many
         for number in range(many, count):
-            self._steps.popleft()
+            self._steps.pop(0)
             share = self.kv_share
             self._decide()
             kv_share_s += (self.kv_share - share) * (seconds - line.until(number + 1))

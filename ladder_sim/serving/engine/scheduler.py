@@ -109,9 +109,10 @@ class Step(NamedTuple):
     """Whether each request decodes a token, and no answer ends."""
 
     def after(self, steps: int) -> "Step":
-        """Return the step after so many that are alike."""
-        mix = self.mix._replace(context=self.mix.context + steps * self.decoding)
-        return self._replace(mix=mix, joined=()) if steps else self
+        """Return the step after so many that are like this plain one."""
+        if not steps:
+            return self
+        return Step(Mix(self.decoding, self.mix.context + steps * self.decoding), [], [], self.decoding, plain=True)
 
 
 class Scheduler:
@@ -178,7 +179,7 @@ class Scheduler:
                 return step
 
     def _schedule(self) -> Step | None:
-        if not self._unpolled or not self.running:
+        if self._unseen and not (self._unpolled and self.running):
             self.waiting.extend(self._unseen)
             self._unseen, self._unpolled = [], 0
         if not self.spec.mixed_steps:
@@ -258,8 +259,9 @@ class Scheduler:
 
     def _run_prompts(self, room: int, preemptions: int) -> list["_Chunk"]:
         """Go on with the prompt that is not done, then admit requests, unless one had to start again in this step."""
-        chunks: list[_Chunk] = []
-        prompt = self._prompt
+        chunks, prompt = list[_Chunk](), self._prompt
+        if prompt is None and not self.waiting:
+            return chunks
         if prompt is not None and room > 0:
             tokens = min(prompt.prompt - prompt.computed, room)
             if self._make_room(prompt, self._lacks(prompt, prompt.computed + tokens)):
@@ -475,7 +477,8 @@ class Scheduler:
                 decoding -= sum(answer in self._decoding for answer in self._surplus)
             if self._joining:
                 joined, self._joining = list(self._joining), {}
-            last = self._ended()
+            if self._surplus or self._tick in self._ending:
+                last = self._ended()
             self._tick += 1
         if chunks:
             mix = mix.with_prompts((chunk.tokens, chunk.before) for chunk in chunks)

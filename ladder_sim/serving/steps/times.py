@@ -273,7 +273,7 @@ class StepTimes:
         tokens = rows + chunk
         decode_s = 0.0
         if decoding:
-            decode_s = self._attention_of(decoding, tokens >= self._split_from[1]).at(context / decoding)
+            decode_s = self._attention_of(decoding, int(tokens >= self._split_from[1])).at(context / decoding)
         length = pairs / chunk
         attention_s = decode_s + self._prompt.at(chunk / prompts / length, prompts, length)
         rest_s = self._mixed_rest.at(tokens, attention_s, _KINDS.corners(duty, decode_s / attention_s))
@@ -285,11 +285,11 @@ class StepTimes:
         first_s, more_s, steps = self._steps(mix.decoding, mix.drafted).line(mix.context / mix.decoding)
         return Line(self._factor * first_s, self._factor * more_s, steps)
 
-    def _attention_of(self, decoding: int, split: bool) -> "Polyline":
+    def _attention_of(self, decoding: int, which: int) -> "Polyline":
         """Return the seconds of attention of requests that decode, by the tokens that each of them reads."""
-        key = decoding, int(split)
+        key = decoding, which
         if key not in self._attention:
-            requests, decode_s = self._decode[split]
+            requests, decode_s = self._decode[which]
             at = np.interp(decoding, requests, np.arange(len(requests), dtype=np.float64))
             low = min(int(at), len(requests) - 2)
             seconds = decode_s[low] + (at - low) * (decode_s[low + 1] - decode_s[low])
@@ -301,7 +301,7 @@ class StepTimes:
         key = decoding, drafted
         if key not in self._decoding:
             rows = decoding + drafted
-            attention = self._attention_of(decoding, rows >= self._split_from[0])
+            attention = self._attention_of(decoding, int(rows >= self._split_from[0]))
             points = attention.refined(self._decode_rest.nodes(rows))
             attention_s = np.interp(points, attention.points, attention.values)
             rest_s = np.array([self._decode_rest.at(rows, each_s, _DECODES) for each_s in attention_s.tolist()])
