@@ -80,7 +80,7 @@ class Answers(Sequence[Answer]):
     """
 
     def __init__(self, *, record: bool = False) -> None:
-        self._columns = {name: array("d") for name in ("arrival_s", "first_s", "last_s")}
+        self._columns: dict[str, Any] = {name: array("d") for name in ("arrival_s", "first_s", "last_s")}
         self._columns |= {name: array("l") for name in ("prompt", "gen", "preemptions", "reused")}
         self._record = record
         self._requests: list[Request] = []
