@@ -3,13 +3,15 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ladder_sim import Scenario
 from ladder_sim.serving import Lengths, Service, Traffic
-from ladder_sim.serving.engine.replica import SimulatedReplica
+from ladder_sim.serving.engine import replica
+from ladder_sim.serving.engine.replica import Gaps, SimulatedReplica
 from ladder_sim.serving.engine.scheduler import SchedulerSpec
 from ladder_sim.serving.requests.request import Request
 from tests.serving.step_by_step import StepByStep
@@ -84,3 +86,31 @@ def equal(taken: list[AnswerTimes], step_by_step: list[AnswerTimes]) -> None:
     assert [answer.preemptions for answer in taken] == [answer.preemptions for answer in step_by_step]
     for own, their in zip(taken, step_by_step, strict=True):
         assert (own.first_s, own.last_s) == pytest.approx((their.first_s, their.last_s), rel=1e-9)
+
+
+def test_times_between_tokens_that_hardly_differ_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is bounded, the mean stays, and no percentile moves by more than a thousandth."""
+    exact = Gaps()
+    random = np.random.default_rng(1)
+    lines = [
+        (int(count), float(first_s))
+        for count, first_s in zip(random.integers(1, 99, 5000), random.gamma(2.0, 0.01, 5000), strict=True)
+    ]
+    monkeypatch.setattr(replica, "_MOST_LINES", 3000)
+    joined = Gaps()
+    for line in lines:
+        joined.add(*line, 1e-6, 3)
+    monkeypatch.setattr(replica, "_MOST_LINES", 10**6)
+    for line in lines:
+        exact.add(*line, 1e-6, 3)
+    (few_s, few), (all_s, every) = joined.columns(), exact.columns()
+    assert len(few_s) < len(all_s) / 2
+    assert (few.sum(), (few * few_s).sum()) == pytest.approx((every.sum(), (every * all_s).sum()))
+    for share in (0.5, 0.9, 0.99):
+        assert quantile(few_s, few, share) == pytest.approx(quantile(all_s, every, share), rel=1e-3)
+
+
+def quantile(values: Any, counts: Any, share: float) -> float:
+    order = np.argsort(values)
+    reached = np.cumsum(counts[order])
+    return float(values[order][np.searchsorted(reached, share * reached[-1])])

@@ -76,6 +76,10 @@ class Pace:
         return speculation.cost * (step_s + others_s)
 
 
+# lines of times between tokens that a replica keeps: beyond, times that differ by less than this share are joined
+_MOST_LINES, _JOINED = 1 << 16, 1e-3
+
+
 class Gaps:
     """Times between tokens: of each entry a line of steps, and how many requests waited for each of these."""
 
@@ -84,6 +88,8 @@ class Gaps:
 
     def add(self, requests: int, first_s: float, more_s: float = 0.0, steps: int = 1) -> None:
         self._lines.extend((requests, first_s, more_s, steps))
+        if len(self._lines) > 4 * _MOST_LINES:
+            self._join()
 
     def columns(self) -> tuple[Floats, Floats]:
         """Return the times in seconds, and how often each occurs."""
@@ -91,6 +97,15 @@ class Gaps:
         times = steps.astype(int)
         number = np.arange(times.sum()) - np.repeat(np.cumsum(times) - times, times)
         return np.repeat(first_s, times) + number * np.repeat(more_s, times), np.repeat(requests, times)
+
+    def _join(self) -> None:
+        """Keep the mean of times that hardly differ, so that memory is bounded and means stay as they are."""
+        times_s, counts = self.columns()
+        _, group = np.unique(np.floor(np.log(times_s) / np.log1p(_JOINED)), return_inverse=True)
+        together = np.bincount(group, counts)
+        means_s = np.bincount(group, counts * times_s) / together
+        ones = np.ones_like(means_s)
+        self._lines = array("d", np.column_stack([together, means_s, 0.0 * ones, ones]).tobytes())
 
     def __iter__(self) -> Iterator[Gap]:
         times_s, counts = self.columns()
@@ -153,9 +168,12 @@ class Replica(ABC):
     def _queue(self, answer: Answer) -> None:
         """Let a request wait for admission."""
 
+    def catch_up(self, now_s: float) -> None:  # noqa: B027
+        """Run what ends before a time; only where no event of `env` does that."""
+
     def add(self, answer: Answer) -> None:
-        self.load += 1
         self._queue(answer)
+        self.load += 1
         if self._record:
             self.answers.append(answer)
 
@@ -181,7 +199,13 @@ _NO_LINE = Line(0.0, 0.0, 0)
 
 
 class SimulatedReplica(Replica):
-    """One whose scheduler is simulated: `ladder_sim.serving.engine.scheduler`."""
+    """One whose scheduler is simulated: `ladder_sim.serving.engine.scheduler`.
+
+    Where nothing else depends on when requests end, it runs `alone`: not at events of `env`, but when a request comes
+    or `catch_up` is called.
+    """
+
+    alone = False
 
     def _make_scheduler(self) -> None:
         self.scheduler = Scheduler(self.spec)
@@ -191,8 +215,9 @@ class SimulatedReplica(Replica):
         self._line = _NO_LINE
         # how many of these are not decided on
         self._more = 0
-        # of what runs; and what comes at its end
+        # of what runs; whether anything does; and what comes at its end
         self._start_s = self._end_s = 0.0
+        self._busy = False
         self._alarm: simpy.Event | None = None
 
     @property
@@ -208,8 +233,12 @@ class SimulatedReplica(Replica):
         blocks = self.scheduler.blocks
         return 1.0 - blocks.free / blocks.count
 
+    def catch_up(self, now_s: float) -> None:
+        while self.alone and self._busy and self._end_s < now_s:
+            self._go_on(now_s)
+
     def cached(self, answer: Answer) -> int:
-        self._catch_up()
+        self._pass_until(self.env.now)
         return len(self.scheduler.blocks.cached(answer))
 
     def release(self, answer: Answer) -> None:
@@ -223,28 +252,30 @@ class SimulatedReplica(Replica):
 
     def _interrupt(self) -> None:
         """Let steps that have not been decided on be other than those before them."""
+        self.catch_up(self.env.now)
         if self._line.steps:
-            self._catch_up()
+            self._pass_until(self.env.now)
             self._step, seconds = self._steps.pop(0), self._line.first_s
             self._line = _NO_LINE
             self._note(seconds, seconds * self.kv_share)
             self._wake_at(self._start_s + seconds)
-        elif self._alarm is None:
+        elif not self._busy:
             self._wake_at(self.env.now)
 
     def _wake_at(self, at_s: float) -> None:
-        self._end_s = at_s
-        self._alarm = self.env.timeout(max(0.0, at_s - self.env.now))
-        self._alarm.callbacks.append(self._woken)
+        self._busy, self._end_s = True, at_s
+        if not self.alone:
+            self._alarm = self.env.timeout(max(0.0, at_s - self.env.now))
+            self._alarm.callbacks.append(self._woken)
 
     def _woken(self, alarm: simpy.Event) -> None:
         # another one may have been set since
         if alarm is self._alarm:
-            self._alarm = None
-            self._go_on()
+            self._go_on(self.env.peek())
 
-    def _go_on(self) -> None:
-        """Complete what has run, and run steps as long as nothing outside of the replica can happen."""
+    def _go_on(self, until_s: float) -> None:
+        """Complete what has run, and run steps up to a time before which nothing outside of the replica happens."""
+        self._busy = False
         while True:
             if self._line.steps:
                 self._pass(self._line.steps)
@@ -252,7 +283,7 @@ class SimulatedReplica(Replica):
                 self._complete(self._step)
             if not self._begin(self._end_s):
                 return
-            if (self._step and self._step.last) or self._end_s >= self.env.peek():
+            if self._end_s >= until_s or (self._step and self._step.last and not self.alone):
                 self._wake_at(self._end_s)
                 return
 
@@ -292,10 +323,10 @@ class SimulatedReplica(Replica):
         gaps_s = self.scheduler.complete(step, self._end_s)
         self._ended(step, self._start_s, self._end_s - self._start_s, gaps_s)
 
-    def _catch_up(self) -> None:
+    def _pass_until(self, now_s: float) -> None:
         """Complete steps that are alike, but the one that runs."""
         if self._line.steps:
-            self._pass(min(self._line.within(self.env.now - self._start_s), self._line.steps - 1))
+            self._pass(min(self._line.within(now_s - self._start_s), self._line.steps - 1))
 
     def _pass(self, count: int) -> None:
         """Complete some of the steps that are alike."""

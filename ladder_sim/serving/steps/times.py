@@ -93,10 +93,16 @@ class Grid:
         corners = [(self.values, 1.0)]
         for axis, coordinate in zip(self.axes, coordinates, strict=True):
             cell, up = axis.place(coordinate)
-            nearest = [(values[cell], weight * (1.0 - up)) for values, weight in corners]
-            if up:
-                nearest += [(values[cell + 1], weight * up) for values, weight in corners]
-            corners = nearest
+            if up in (0.0, 1.0):
+                cell += int(up)
+                corners = [(values[cell], weight) for values, weight in corners]
+            else:
+                low = 1.0 - up
+                corners = [
+                    corner
+                    for values, weight in corners
+                    for corner in ((values[cell], weight * low), (values[cell + 1], weight * up))
+                ]
         return corners
 
 
@@ -142,7 +148,7 @@ class StepTimes:
         self._contexts = np.array(contexts.values)
         self._split_from = split_from
         self._prompt = Grid([Axis(grids.shares), requests, lengths], grids.prompt_s)
-        self._head = Grid([Axis(grids.rows)], grids.head_s)
+        self._head = Polyline(grids.rows, grids.head_s)
         self._decode_rest, self._mixed_rest = _RestTimes(grids.decode), _RestTimes(grids.mixed)
 
         # made once: attention of so many requests that decode, and steps of these
@@ -316,7 +322,7 @@ class Polyline:
     __slots__ = ("points", "values")
 
     def __init__(self, points: Floats, values: Floats) -> None:
-        self.points, self.values = array("d", points.tobytes()), array("d", values.tobytes())
+        self.points, self.values = (array("d", np.asarray(each, np.float64).tobytes()) for each in (points, values))
 
     def line(self, at: float) -> tuple[float, float, int]:
         """Return the value at a point, the slope there, and how many points, one apart, have that slope to them."""
@@ -332,7 +338,14 @@ class Polyline:
 
     def at(self, at: float) -> float:
         """Return the value at a point."""
-        return self.line(at)[0]
+        points, values = self.points, self.values
+        cell = bisect_right(points, at) - 1
+        if cell < 0:
+            return values[0]
+        if cell > len(points) - 2:
+            return values[-1]
+        low, low_s = points[cell], values[cell]
+        return low_s + (at - low) * ((values[cell + 1] - low_s) / (points[cell + 1] - low))
 
     def refined(self, levels: Floats) -> Floats:
         """Return the points, and those at which the value is one of some levels."""
@@ -373,20 +386,22 @@ class _RestTimes:
     def _on(self, line: int, attention_s: float, kinds: Sequence[tuple[int, float]]) -> float:
         axis, points = self._lines[line]
         cell, up = axis.place(attention_s)
-        low, high = points[cell], points[cell + 1]
+        low, high, down = points[cell], points[cell + 1], 1.0 - up
         rest_s = 0.0
         for kind, weight in kinds:
-            rest_s += weight * (low[kind] + up * (high[kind] - low[kind]))
+            rest_s += weight * (down * low[kind] + up * high[kind])
         return rest_s
 
 
 def _check_tokens(name: str, tokens: Sequence[int], least: int, most: int) -> None:
+    if not tokens:
+        return
     # of each type once: a step has hundreds of requests
-    by_type: dict[type[object], int] = {type(each): each for each in tokens}
-    for of_type, number in by_type.items():
+    for of_type in set(map(type, tokens)):
         if not issubclass(of_type, Integral):
+            number = next(each for each in tokens if type(each) is of_type)
             raise UsageError(f"{name}: {number!r}: must be a whole number", hint="tokens of each request")
-    for number in (min(tokens, default=least), max(tokens, default=least)):
+    for number in (min(tokens), max(tokens)):
         if not least <= number <= most:
             raise UsageError(f"{name}: {number}: must be {least} to {most}", hint=_LARGER)
 
