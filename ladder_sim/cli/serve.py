@@ -133,5 +133,6 @@ def capacity(
             usd_per_gpu_hour=price,
             curves=output.plot is not None,
             watch=progress,
+            say=progress.say,
         )
     output.give(need)

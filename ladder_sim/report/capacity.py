@@ -30,7 +30,7 @@ from ladder_sim.report.requests import (
 )
 from ladder_sim.serving import Capacity, Fleet
 from ladder_sim.serving.replicas.simulation import Sizes
-from ladder_sim.serving.sizing.best_plan import MORE
+from ladder_sim.serving.sizing.best_plan import AS_MANY, MORE
 from ladder_sim.serving.sizing.search import ENDLESS
 from ladder_sim.wirings.names import NO_COMMUNICATION
 
@@ -342,6 +342,6 @@ def _plans(need: Capacity) -> Iterator[str]:
         for tried in each.tried:
             if tried.plans != each.plans:
                 reason = f"{name} needs {tried.gpus} GPUs" if tried.gpus else tried.reason
-                plans.setdefault(f"{name} {reason}" if reason == MORE else reason, {})[tried.plans] = None
+                plans.setdefault(f"{name} {reason}" if reason in (MORE, AS_MANY) else reason, {})[tried.plans] = None
     for reason, names in plans.items():
         yield f"{'; '.join(names)}: {reason}"

@@ -107,6 +107,7 @@ def capacity(
     usd_per_gpu_hour: float | None = None,
     curves: bool = False,
     watch: Callable[[int, int], object] = lambda done, total: None,
+    say: Callable[[str], object] = lambda text: None,
     **fields: Unpack[CapacityFields],
 ) -> Capacity:
     """Find the plan with the fewest GPUs that meets an SLO at a request rate, and the rate each replica sustains.
@@ -135,6 +136,8 @@ def capacity(
         Whether to simulate one replica of the best plan at further rates, for figures.
     watch
         Called with how much is simulated, and about how much there is.
+    say
+        Called once, before anything is simulated, with the answer by predictions of requests in flight, a sentence.
 
     Returns
     -------
@@ -179,6 +182,7 @@ def capacity(
         seeds=count,
         curves=curves,
         watch=watch,
+        say=say,
         **how,
     )
     return Capacity(

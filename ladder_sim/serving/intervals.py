@@ -47,10 +47,7 @@ def confidence_of(
     """Return the confidence of the steady load of a replica most like the first variant's, of mean lengths."""
     outcome = next(iter(outcomes.values()))
     each = outcome.in_flight / outcome.serving
-    prompt, gen = (
-        round(float(np.mean([getattr(answer.request, name) for answer in outcome.answers])))
-        for name in ("prompt", "gen")
-    )
+    prompt, gen = (round(float(outcome.answers.column(name).mean())) for name in ("prompt", "gen"))
     # replicas are servers of their own
     plan = replace(scenario.plan, dp=1)
     requests = plan.steps_at_once * max(1, round(each))

@@ -148,6 +148,8 @@ class Service:
     @classmethod
     def for_requests(cls, scenario: Scenario, requests: Iterable[Request], **how: Any) -> Self:
         """Return a service that takes requests as long as these, which are read once."""
+        if isinstance(requests, Traffic):
+            return cls(scenario=scenario, context=requests.longest, requests=requests.requests, **how)
         count = longest = 0
         for request in requests:
             count, longest = count + 1, max(longest, request.prompt + request.gen)
@@ -230,7 +232,7 @@ class Service:
         is passed to `ladder_sim.serving.replicas.simulation.simulate`.
         """
         # another seed or rate draws others than those that the service was made for
-        longest = max(each.prompt + each.gen for each in requests) if isinstance(requests, Traffic) else 0
+        longest = requests.longest if isinstance(requests, Traffic) else 0
         pool = self._pool(variant, replicas, slower, longest)
         prefill = None
         if self._prompts:

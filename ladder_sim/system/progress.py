@@ -41,6 +41,12 @@ class StatusLine:
             sys.stderr.write(f"\r\x1b[K{text}")
             sys.stderr.flush()
 
+    def say(self, text: str) -> None:
+        """Write a line that stays."""
+        if self._on_terminal:
+            sys.stderr.write(f"\r\x1b[K{text}\n")
+            sys.stderr.flush()
+
 
 class Progress(StatusLine):
     """Counts what is done, how fast, and how long the rest takes.

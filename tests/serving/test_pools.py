@@ -20,7 +20,7 @@ from ladder_sim.serving.intervals import confidence_of
 from ladder_sim.serving.replicas.outcome import Outcome
 from ladder_sim.serving.replicas.simulation import ROUTERS, Pool, Prefill, simulate
 from ladder_sim.serving.requests.request import Request
-from ladder_sim.serving.steps.mix import Mix
+from ladder_sim.serving.steps.mix import Line, Mix
 from tests.support.commands import run
 
 
@@ -34,6 +34,9 @@ class Times:
     def of_mix(self, mix: Mix, duty: float | None = None) -> float:
         self.tokens += 0 if duty is None else mix.tokens
         return self.step_s + self.token_s * mix.tokens
+
+    def line(self, mix: Mix) -> Line:
+        return Line(self.of_mix(mix, 0.0), 0.0, 1)
 
     def slower(self, factor: float) -> "Times":
         return Times(factor * self.step_s, factor * self.token_s)
@@ -55,7 +58,7 @@ def pools(
         for (times, own), count in zip(kinds, replicas, strict=True)
     )
     prefill = Prefill(pool=other, latency_s=link_s, bandwidth_Bps=1e9, gpu_bytes=lambda tokens: 0.0)
-    return simulate("standard", pool, requests, prefill=prefill, router="least-loaded"), decode, prompts
+    return simulate("standard", pool, requests, prefill=prefill, router="least-loaded", record=True), decode, prompts
 
 
 @given(
@@ -90,7 +93,7 @@ def test_tokens_and_blocks_are_conserved(
     assert outcome.gpus == sum(replicas) == len(outcome.replicas)
     for replica in outcome.replicas:
         assert not replica.load
-        assert len(replica.scheduler.blocks.free) == changed["kv_blocks"]
+        assert replica.scheduler.blocks.free == changed["kv_blocks"]
     for answer in outcome.answers:
         # a prompt's step, and its KV cache
         assert answer.first_s - answer.request.arrival_s > 0.03

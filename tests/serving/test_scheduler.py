@@ -98,7 +98,7 @@ def test_tokens_and_blocks_are_conserved(drawn: list[tuple[float, int, int, int]
         assert run > most
     assert run >= sum(request.gen - 1 for request in requests)
     assert steps.replica is not None
-    assert len(steps.replica.scheduler.blocks.free) == spec.kv_blocks
+    assert steps.replica.scheduler.blocks.free == spec.kv_blocks
     assert not (spec.answer_share == 1.0 and any(answer.preemptions for answer in answers))
     for answer in answers:
         assert answer.request.arrival_s < answer.first_s <= answer.last_s
@@ -181,7 +181,7 @@ def test_prompts_of_one_token_are_no_tokens_of_answers() -> None:
     spec, steps = replace(SPEC, ahead=False), Steps(0.01, 0.0)
     serve([Request(arrival_s=60.0 * number, prompt=1, gen=3) for number in range(3)], spec, steps)
     assert steps.replica is not None
-    assert steps.replica.gaps_s == [(pytest.approx(0.01), 1)] * 6
+    assert list(steps.replica.gaps_s) == [(pytest.approx(0.01), 1)] * 6
 
 
 @pytest.mark.parametrize("name", CASES)

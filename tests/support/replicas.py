@@ -15,7 +15,7 @@ from ladder_sim.serving.replicas.simulation import Pool, simulate
 from ladder_sim.serving.requests.request import Request
 from ladder_sim.serving.service import DEFAULT_VARIANTS
 from ladder_sim.serving.sizing.search import Need, Search
-from ladder_sim.serving.steps.mix import Mix, StepLimits
+from ladder_sim.serving.steps.mix import Line, Mix, StepLimits
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.wirings.names import canonical_names
 
@@ -54,13 +54,14 @@ class Steps:
             self.check(mix)
         return self.step_s + self.token_s * mix.tokens
 
+    def line(self, mix: Mix) -> Line:
+        return Line(self.of_mix(mix, 0.0), 0.0, 1)
+
     def check(self, mix: Mix) -> None:
-        """Every block is free or held; no step is larger than it may be."""
+        """No more blocks are held than there are; no step is larger than it may be."""
         assert self.replica is not None
         scheduler = self.replica.scheduler
-        held = {block for answer in scheduler.running for block in answer.blocks}
-        assert held.isdisjoint(scheduler.blocks.free)
-        assert len(held) + len(scheduler.blocks.free) == scheduler.spec.kv_blocks
+        assert 0 <= scheduler.blocks.free <= scheduler.spec.kv_blocks
         assert mix.tokens <= scheduler.spec.step_tokens
         assert max(mix.decoding + mix.prompts, len(scheduler.running)) <= scheduler.spec.step_requests
 
@@ -74,6 +75,9 @@ class LinearTimes(NamedTuple):
 
     def of_mix(self, mix: Mix, duty: float = 0.0) -> float:
         return self.step_s + self.token_s * mix.tokens
+
+    def line(self, mix: Mix) -> Line:
+        return Line(self.of_mix(mix), 0.0, 1 << 30)
 
     def slower(self, factor: float) -> "LinearTimes":
         return self._replace(step_s=factor * self.step_s, token_s=factor * self.token_s)

@@ -1,7 +1,13 @@
-"""What becomes of a request in an engine."""
+"""What becomes of a request in an engine, and of all requests of a simulation."""
 
+from array import array
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, overload
 
+import numpy as np
+
+from ladder_sim.des.shared import Floats
 from ladder_sim.serving.engine.speculation import Path
 from ladder_sim.serving.requests.request import Request
 
@@ -27,16 +33,20 @@ class Answer:
     """Tokens whose KV cache comes from another replica."""
     produced: int = 0
     """Tokens of its answer, there or on their way, when it had to start again or came from another replica."""
-    blocks: list[int] = field(default_factory=list)
-    """Blocks of the KV cache that the request holds."""
+    blocks: int = 0
+    """Number of blocks of the KV cache that the request holds; while it decodes, when it began to."""
+    named: list[Hashable] = field(default_factory=list)
+    """Names of the first of these blocks; None: what the block holds has no name, or another block has it."""
     admitted: int = 0
     """Requests that were admitted before it."""
     computed: int = 0
     """Tokens of its prompt in the KV cache, or on their way there."""
     base: int = 0
     """Tokens that a decoding request reads at a tick, less the tick."""
-    grows: int = 0
-    """Tick at which it needs another block."""
+    full: int = -1
+    """Tick at which it needs another block for the first time."""
+    phase: int = -1
+    """That tick, modulo the tokens of a block, once it needs a block as often as it decodes so many tokens."""
     ends: int = 0
     """Tick of its last token."""
     path: Path | None = None
@@ -61,3 +71,48 @@ class Answer:
     def request_s(self) -> float:
         """From its arrival to its last token."""
         return self.last_s - self.request.arrival_s
+
+
+class Answers(Sequence[Answer]):
+    """What became of requests, in order of arrival: a column for each figure, as millions of objects fit no memory.
+
+    With `record` requests are kept whole; else those of its answers have no prefix.
+    """
+
+    def __init__(self, *, record: bool = False) -> None:
+        self._columns: dict[str, Any] = {name: array("d") for name in ("arrival_s", "first_s", "last_s")}
+        self._columns |= {name: array("l") for name in ("prompt", "gen", "preemptions", "reused")}
+        self._record = record
+        self._requests: list[Request] = []
+
+    def __len__(self) -> int:
+        return len(self._columns["gen"])
+
+    def add(self, request: Request) -> Answer:
+        """Return the answer of a request that has just come."""
+        for name, column in self._columns.items():
+            column.append(getattr(request, name, 0))
+        if self._record:
+            self._requests.append(request)
+        return Answer(request=request, number=len(self) - 1)
+
+    def note(self, answer: Answer) -> None:
+        """Keep what became of a request."""
+        for name in ("first_s", "last_s", "preemptions", "reused"):
+            self._columns[name][answer.number] = getattr(answer, name)
+
+    def column(self, name: str) -> Floats:
+        """Return a figure of all requests."""
+        return np.array(self._columns[name], dtype=np.float64)
+
+    @overload
+    def __getitem__(self, number: int) -> Answer: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[Answer]: ...
+    def __getitem__(self, number: int | slice) -> Answer | list[Answer]:
+        if isinstance(number, slice):
+            return [self[each] for each in range(*number.indices(len(self)))]
+        number = range(len(self))[number]
+        row: dict[str, Any] = {name: column[number] for name, column in self._columns.items()}
+        alone = Request(**{name: row.pop(name) for name in ("arrival_s", "prompt", "gen")})
+        return Answer(request=self._requests[number] if self._record else alone, number=number, **row)

@@ -2,7 +2,8 @@
 
 As vLLM 0.32.0 keeps it (v1/core/block_pool.py): blocks that nobody uses wait in one queue, from whose front they are
 taken. Those whose contents can be used again go to its back, the last tokens of a request first, so that the least
-recently used ones go first; all others go to its front.
+recently used ones go first; all others go to its front. Only contents tell blocks apart: those without a name are
+counted.
 """
 
 from collections import OrderedDict
@@ -23,17 +24,16 @@ class KvBlocks:
 
     def __init__(self, count: int, size: int, *, reuse: bool = True) -> None:
         self.count, self.size, self.reuse = count, size, reuse
-        # nobody uses them; in the order in which they are taken
-        self.free: OrderedDict[int, None] = OrderedDict.fromkeys(range(count))
+        # those that nobody uses, and of these the ones in front
+        self.free = self._blank = count
 
-        # requests that use a block, less one; only where there are several
-        self._others: dict[int, int] = {}
+        # behind those: blocks by name, and numbers of blocks that keep their place though nobody asks for them, named
+        # by numbers below 0
+        self._queue: OrderedDict[Hashable, int] = OrderedDict()
+        self._runs = 0
 
-        # contents that can be used again
-        self._block_of: dict[Hashable, int] = {}
-
-        # None: they are kept for as long as others, but nobody asks for them
-        self._name_of: dict[int, Hashable | None] = {}
+        # requests that use a block with a name
+        self._users: dict[Hashable, int] = {}
 
         # numbers of beginnings that requests may share, by that of the one without the last part, and the name of that
         # part: keys and values of a token depend on all tokens before it
@@ -42,37 +42,35 @@ class KvBlocks:
     def needed(self, tokens: int) -> int:
         return -(-tokens // self.size)
 
-    def cached(self, answer: Answer) -> list[int]:
+    def cached(self, answer: Answer) -> list[Hashable]:
         """Return the blocks that hold the beginning of a request; its last token must be computed in any case."""
-        blocks: list[int] = []
-        if self._block_of:
+        blocks: list[Hashable] = []
+        if self._users or self._queue:
             for name in self._names(answer, 0, (answer.prompt - 1) // self.size):
-                block = self._block_of.get(name)
-                if block is None:
+                if name not in self._users and name not in self._queue:
                     break
-                blocks.append(block)
+                blocks.append(name)
         return blocks
 
-    def idle(self, blocks: Sequence[int]) -> int:
-        return sum(block in self.free for block in blocks)
+    def idle(self, blocks: Sequence[Hashable]) -> int:
+        return sum(name in self._queue for name in blocks)
 
-    def share(self, blocks: Sequence[int]) -> None:
-        for block in blocks:
-            if block in self.free:
-                del self.free[block]
-            else:
-                self._others[block] = self._others.get(block, 0) + 1
+    def share(self, blocks: Sequence[Hashable]) -> None:
+        for name in blocks:
+            self.free -= self._queue.pop(name, 0)
+            self._users[name] = self._users.get(name, 0) + 1
 
-    def take(self, count: int) -> list[int]:
+    def take(self, count: int) -> None:
         """Use blocks that nobody uses; what they held is gone."""
-        pop = self.free.popitem
-        blocks = [pop(last=False)[0] for _ in range(count)]
-        if self._name_of:
-            for block in blocks:
-                name = self._name_of.pop(block, None)
-                if name is not None:
-                    del self._block_of[name]
-        return blocks
+        self.free -= count
+        self._blank -= count
+        while self._blank < 0:
+            name, more = self._queue.popitem(last=False)
+            self._blank += more
+            if self._blank > 0:
+                self._queue[name] = self._blank
+                self._queue.move_to_end(name, last=False)
+                self._blank = 0
 
     def publish(self, answer: Answer, before: int, tokens: int) -> None:
         """Let others use what a request computes of the tokens that it may share: from `before` up to `tokens`."""
@@ -82,35 +80,39 @@ class KvBlocks:
 
     def release(self, answer: Answer, tokens: int, *, answered: bool = False) -> None:
         """Stop using a request's blocks, the first of which hold `tokens` tokens of it."""
-        names, others, free = self._name_of, self._others, self.free
+        count = answer.blocks
         if self.reuse:
             # nobody else could use these before
             start, stop = answer.request.shared_tokens // self.size, tokens // self.size
-            if answered and not answer.preemptions:
-                # nor can anybody later: they keep their place in the queue, without a name
-                names.update(dict.fromkeys(answer.blocks[start:stop]))
-            else:
+            if not answered or answer.preemptions:
                 self._keep(answer, start, stop)
-        blocks = answer.blocks[::-1]
-        if others:
-            used = {block for block in blocks if block in others}
-            for block in used:
-                others[block] -= 1
-                if not others[block]:
-                    del others[block]
-            blocks = [block for block in blocks if block not in used]
-        free.update(dict.fromkeys(blocks))
-        for block in blocks:
-            if block not in names:
-                free.move_to_end(block, last=False)
-        answer.blocks = []
+            elif stop > start:
+                # nor can anybody later
+                self._runs -= 1
+                self._queue[self._runs] = stop - start
+                self.free += stop - start
+                count -= stop - start
+        for name in reversed(answer.named):
+            if name is None:
+                continue
+            count -= 1
+            self._users[name] -= 1
+            if not self._users[name]:
+                del self._users[name]
+                self._queue[name] = 1
+                self.free += 1
+        self._blank += count
+        self.free += count
+        answer.blocks, answer.named = 0, []
 
     def _keep(self, answer: Answer, start: int, stop: int) -> None:
         """Name blocks of a request by their contents, but what another block holds already."""
-        blocks, names, block_of = answer.blocks, self._name_of, self._block_of
-        for block, name in zip(blocks[start:stop], self._names(answer, start, stop), strict=True):
-            if name not in block_of:
-                block_of[name], names[block] = block, name
+        named = answer.named
+        named += [None] * (stop - len(named))
+        for position, name in enumerate(self._names(answer, start, stop), start):
+            if name not in self._users and name not in self._queue:
+                named[position] = name
+                self._users[name] = 1
 
     def _names(self, answer: Answer, start: int, stop: int) -> Iterator[Hashable]:
         """Yield the names of a request's blocks: equal for equal tokens from the first of the prompt on."""

@@ -7,7 +7,7 @@ from typing import Annotated, Self
 
 from ladder_sim.errors import SpecError
 from ladder_sim.serving.engine.scheduler import SchedulerSpec
-from ladder_sim.serving.steps.mix import Mix, MixTimes, StepLimits
+from ladder_sim.serving.steps.mix import Line, Mix, MixTimes, StepLimits
 from ladder_sim.specs.reading import read_table
 from ladder_sim.system.files import Schema, read_toml, shown_path
 from ladder_sim.values import Limits, Seconds, check_fields
@@ -99,6 +99,10 @@ class MeasuredSteps:
             + self.context_token_s * mix.context
         )
 
+    def line(self, mix: Mix) -> Line:
+        """Return the seconds of a step that decodes, and of those after it."""
+        return Line(self.of_mix(mix), self.context_token_s * mix.decoding, self.limits.context)
+
     def slower(self, factor: float) -> Self:
         """Return the step times, each `factor` times as long."""
         return dataclasses.replace(self, **{name: factor * getattr(self, name) for name in _TIMES})
@@ -121,6 +125,10 @@ class RewiredSteps:
 
     def of_mix(self, mix: Mix, duty: float = 0.0) -> float:
         return self.measured.of_mix(mix, duty) * self.other.of_mix(mix, duty) / self.standard.of_mix(mix, duty)
+
+    def line(self, mix: Mix) -> Line:
+        # a ratio of lines is none
+        return Line(self.of_mix(mix), 0.0, 1)
 
     def slower(self, factor: float) -> Self:
         return dataclasses.replace(self, other=self.other.slower(factor))

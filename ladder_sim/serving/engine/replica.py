@@ -1,18 +1,24 @@
-"""A replica on simpy: an engine that runs the steps that its scheduler decides on."""
+"""A replica on simpy: an engine that runs the steps that its scheduler decides on.
+
+While no request comes or ends, each step takes a token of each request more than the one before it. The times of such
+steps are on a line, and a replica takes them all at once.
+"""
 
 import math
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from array import array
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
+import numpy as np
 import simpy
 
 from ladder_sim.closed_loop.engine import POWER_S
+from ladder_sim.des.shared import Floats
 from ladder_sim.serving.engine.answer import Answer
 from ladder_sim.serving.engine.scheduler import Gap, Scheduler, SchedulerSpec, Step
 from ladder_sim.serving.engine.speculation import Speculation
-from ladder_sim.serving.steps.mix import Mix, MixTimes
+from ladder_sim.serving.steps.mix import Line, Mix, MixTimes
 
 
 class StepRun(NamedTuple):
@@ -47,9 +53,13 @@ class Pace:
         else:
             prompts = 0.0
         seconds += self._drafting_s(mix, seconds)
+        self.passed(seconds, prompts)
+        return seconds
+
+    def passed(self, seconds: float, prompts: float = 0.0) -> None:
+        """Note a time of which prompts took a share."""
         kept = math.exp(-seconds / POWER_S)
         self._duty = kept * self._duty + (1.0 - kept) * prompts
-        return seconds
 
     def _drafting_s(self, mix: Mix, step_s: float) -> float:
         """Return the seconds that the drafter takes after a step.
@@ -64,6 +74,42 @@ class Pace:
         if mix.decoding:
             others_s = (speculation.drafts - 1) * self._times.of_mix(Mix(mix.decoding, mix.context))
         return speculation.cost * (step_s + others_s)
+
+
+# lines of times between tokens that a replica keeps: beyond, times that differ by less than this share are joined
+_MOST_LINES, _JOINED = 1 << 16, 1e-3
+
+
+class Gaps:
+    """Times between tokens: of each entry a line of steps, and how many requests waited for each of these."""
+
+    def __init__(self) -> None:
+        self._lines = array("d")
+
+    def add(self, requests: int, first_s: float, more_s: float = 0.0, steps: int = 1) -> None:
+        self._lines.extend((requests, first_s, more_s, steps))
+        if len(self._lines) > 4 * _MOST_LINES:
+            self._join()
+
+    def columns(self) -> tuple[Floats, Floats]:
+        """Return the times in seconds, and how often each occurs."""
+        requests, first_s, more_s, steps = np.array(self._lines).reshape(-1, 4).T
+        times = steps.astype(int)
+        number = np.arange(times.sum()) - np.repeat(np.cumsum(times) - times, times)
+        return np.repeat(first_s, times) + number * np.repeat(more_s, times), np.repeat(requests, times)
+
+    def _join(self) -> None:
+        """Keep the mean of times that hardly differ, so that memory is bounded and means stay as they are."""
+        times_s, counts = self.columns()
+        _, group = np.unique(np.floor(np.log(times_s) / np.log1p(_JOINED)), return_inverse=True)
+        together = np.bincount(group, counts)
+        means_s = np.bincount(group, counts * times_s) / together
+        ones = np.ones_like(means_s)
+        self._lines = array("d", np.column_stack([together, means_s, 0.0 * ones, ones]).tobytes())
+
+    def __iter__(self) -> Iterator[Gap]:
+        times_s, counts = self.columns()
+        return zip(times_s.tolist(), counts.astype(int).tolist(), strict=True)
 
 
 class Replica(ABC):
@@ -87,16 +133,14 @@ class Replica(ABC):
         self.busy_s = 0.0
         # share of the KV cache that is in use, times how long
         self.kv_share_s = 0.0
-        self.gaps_s: list[Gap] = []
+        self.gaps_s = Gaps()
 
         # empty unless they are kept
         self.steps: list[StepRun] = []
         self.answers: list[Answer] = []
         self._record = record
         self._pace = Pace(times, spec.speculation)
-        self._arrival = env.event()
         self._make_scheduler()
-        env.process(self._run())
 
     @abstractmethod
     def _make_scheduler(self) -> None: ...
@@ -124,24 +168,14 @@ class Replica(ABC):
     def _queue(self, answer: Answer) -> None:
         """Let a request wait for admission."""
 
-    @abstractmethod
-    def _run(self) -> Generator[simpy.Event, object, None]:
-        """Run steps for ever; with nothing to run, wait for `_next_arrival`."""
+    def catch_up(self, now_s: float) -> None:  # noqa: B027
+        """Run what ends before a time; only where no event of `env` does that."""
 
     def add(self, answer: Answer) -> None:
-        self.load += 1
         self._queue(answer)
+        self.load += 1
         if self._record:
             self.answers.append(answer)
-        self._wake()
-
-    def _wake(self) -> None:
-        if not self._arrival.triggered:
-            self._arrival.succeed()
-
-    def _next_arrival(self) -> simpy.Event:
-        self._arrival = self.env.event()
-        return self._arrival
 
     def _seconds(self, mix: Mix) -> float:
         """Return the seconds of a step that begins now, or when those before it have ended."""
@@ -152,7 +186,8 @@ class Replica(ABC):
 
     def _ended(self, step: Step, start_s: float, seconds: float, gaps_s: Iterable[Gap]) -> None:
         """Note that a step has just ended, and how long requests waited for its tokens."""
-        self.gaps_s += gaps_s
+        for gap_s, count in gaps_s:
+            self.gaps_s.add(count, gap_s)
         self.load -= len(step.last)
         for answer in step.last:
             self.answered(answer)
@@ -160,11 +195,30 @@ class Replica(ABC):
             self.steps.append(StepRun(start_s, seconds, step.mix, self.running, self.waiting, self.kv_share))
 
 
+_NO_LINE = Line(0.0, 0.0, 0)
+
+
 class SimulatedReplica(Replica):
-    """One whose scheduler is simulated: `ladder_sim.serving.engine.scheduler`."""
+    """One whose scheduler is simulated: `ladder_sim.serving.engine.scheduler`.
+
+    Where nothing else depends on when requests end, it runs `alone`: not at events of `env`, but when a request comes
+    or `catch_up` is called.
+    """
+
+    alone = False
 
     def _make_scheduler(self) -> None:
         self.scheduler = Scheduler(self.spec)
+        # steps decided on that have not begun; the one that runs, or steps that are alike, beginning with those
+        self._depth, self._steps = 2 if self.spec.ahead else 1, list[Step]()
+        self._step: Step | None = None
+        self._line = _NO_LINE
+        # how many of these are not decided on
+        self._more = 0
+        # of what runs; whether anything does; and what comes at its end
+        self._start_s = self._end_s = 0.0
+        self._busy = False
+        self._alarm: simpy.Event | None = None
 
     @property
     def running(self) -> int:
@@ -177,29 +231,147 @@ class SimulatedReplica(Replica):
     @property
     def kv_share(self) -> float:
         blocks = self.scheduler.blocks
-        return 1.0 - len(blocks.free) / blocks.count
+        return 1.0 - blocks.free / blocks.count
+
+    def catch_up(self, now_s: float) -> None:
+        while self.alone and self._busy and self._end_s < now_s:
+            self._go_on(now_s)
 
     def cached(self, answer: Answer) -> int:
+        self._pass_until(self.env.now)
         return len(self.scheduler.blocks.cached(answer))
 
     def release(self, answer: Answer) -> None:
         """Stop holding the KV cache of a prompt that another replica has now."""
+        self._interrupt()
         self.scheduler.release(answer)
-        self._wake()
 
     def _queue(self, answer: Answer) -> None:
+        self._interrupt()
         self.scheduler.add(answer)
 
-    def _run(self) -> Generator[simpy.Event, object, None]:
-        depth, steps = 2 if self.spec.ahead else 1, deque[Step]()
+    def _interrupt(self) -> None:
+        """Let steps that have not been decided on be other than those before them."""
+        self.catch_up(self.env.now)
+        if self._line.steps:
+            self._pass_until(self.env.now)
+            self._step, seconds = self._steps.pop(0), self._line.first_s
+            self._line = _NO_LINE
+            self._note(seconds, seconds * self.kv_share)
+            self._wake_at(self._start_s + seconds)
+        elif not self._busy:
+            self._wake_at(self.env.now)
+
+    def _wake_at(self, at_s: float) -> None:
+        self._busy, self._end_s = True, at_s
+        if not self.alone:
+            self._alarm = self.env.timeout(max(0.0, at_s - self.env.now))
+            self._alarm.callbacks.append(self._woken)
+
+    def _woken(self, alarm: simpy.Event) -> None:
+        # another one may have been set since
+        if alarm is self._alarm:
+            self._go_on(self.env.peek())
+
+    def _go_on(self, until_s: float) -> None:
+        """Complete what has run, and run steps up to a time before which nothing outside of the replica happens."""
+        self._busy = False
         while True:
-            while len(steps) < depth and (step := self.scheduler.schedule()):
-                steps.append(step)
-            if not steps:
-                yield self._next_arrival()
-                continue
-            step = steps.popleft()
-            start_s, seconds = self.env.now, self._seconds(step.mix)
-            yield self.env.timeout(seconds)
-            gaps_s = self.scheduler.complete(step, self.env.now)
-            self._ended(step, start_s, seconds, gaps_s)
+            if self._line.steps:
+                self._pass(self._line.steps)
+            elif self._step:
+                self._complete(self._step)
+            if not self._begin(self._end_s):
+                return
+            if self._end_s >= until_s or (self._step and self._step.last and not self.alone):
+                self._wake_at(self._end_s)
+                return
+
+    def _begin(self, now_s: float) -> bool:
+        """Decide on further steps and begin with the next, and those that are like it; False if there is none."""
+        steps = self._steps
+        self._decide()
+        if not steps:
+            return False
+        self._start_s = now_s
+        if self._alike():
+            self._more = self.scheduler.alike()
+            line = self.times.line(steps[0].mix)
+            self._line = Line(line.first_s, line.more_s, min(line.steps, self._more + len(steps)))
+            self._end_s = now_s + self._line.until(self._line.steps)
+        else:
+            self._step = steps.pop(0)
+            self._end_s = now_s + self._seconds(self._step.mix)
+        return True
+
+    def _decide(self) -> None:
+        while len(self._steps) < self._depth and (step := self.scheduler.schedule()):
+            self._steps.append(step)
+
+    def _alike(self) -> bool:
+        """Whether the next steps decode the same requests, all of which have just got a token."""
+        first, last = self._steps[0], self._steps[-1]
+        if not first.plain or not last.plain or (last.joined and last is not first):
+            return False
+        for answer in first.joined:
+            if answer.token_s != self._start_s:
+                return False
+        return first.decoding == len(first.joined) or self.scheduler.decoded_s == self._start_s
+
+    def _complete(self, step: Step) -> None:
+        self._step = None
+        gaps_s = self.scheduler.complete(step, self._end_s)
+        self._ended(step, self._start_s, self._end_s - self._start_s, gaps_s)
+
+    def _pass_until(self, now_s: float) -> None:
+        """Complete steps that are alike, but the one that runs."""
+        if self._line.steps:
+            self._pass(min(self._line.within(now_s - self._start_s), self._line.steps - 1))
+
+    def _pass(self, count: int) -> None:
+        """Complete some of the steps that are alike."""
+        if not count:
+            return
+        line, scheduler, first = self._line, self.scheduler, self._steps[0]
+        seconds, blocks = line.until(count), scheduler.blocks.count
+        if self._record:
+            self._keep(line, first, count)
+        self.gaps_s.add(first.decoding, line.first_s, line.more_s, count)
+        # blocks that a step takes stay in use
+        kv_share_s = self.kv_share * seconds
+        many = min(count, self._more)
+        growth = scheduler.growth()
+        size = len(growth)
+        for number, grown in enumerate(growth[:many]):
+            if grown:
+                times = -(-(many - number) // size)
+                kv_share_s += grown / blocks * (times * seconds - line.sum_until(number + 1, size, times))
+        scheduler.advance(many)
+        self._steps = [step.after(many) for step in self._steps]
+        self._more -= many
+        for number in range(many, count):
+            self._steps.pop(0)
+            share = self.kv_share
+            self._decide()
+            kv_share_s += (self.kv_share - share) * (seconds - line.until(number + 1))
+        self._note(seconds, kv_share_s)
+        self._start_s += seconds
+        scheduler.decoded_s = self._start_s
+        self._line = Line(line.first_s + count * line.more_s, line.more_s, line.steps - count)
+
+    def _keep(self, line: Line, first: Step, count: int) -> None:
+        """Record steps that are alike."""
+        growth, held = self.scheduler.growth(), self.kv_share
+        for number in range(count):
+            start_s, end_s = (line.until(each) for each in (number, number + 1))
+            self.steps.append(
+                StepRun(
+                    self._start_s + start_s, end_s - start_s, first.after(number).mix, self.running, self.waiting, held
+                )
+            )
+            held += growth[number % len(growth)] / self.scheduler.blocks.count
+
+    def _note(self, seconds: float, kv_share_s: float) -> None:
+        self.busy_s += seconds
+        self.kv_share_s += kv_share_s
+        self._pace.passed(seconds)

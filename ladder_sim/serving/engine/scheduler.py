@@ -5,15 +5,17 @@ prompt as the step has room for. Then waiting ones are admitted, while tokens, r
 allow it. If a request needs a block and none is left, the last of those that run has to start again.
 
 All requests that decode advance together, one token at each tick, so that it is known in advance at which tick each
-needs another block, and at which it ends. A step costs as much as it has such events, not as it has requests. With
-drafted tokens each advances by as many as are accepted, which is drawn when it begins to decode (`speculation`).
+needs another block, and at which it ends. They are counted by the tick, modulo the tokens of a block, at which they
+need one: a step costs as much as it has requests that begin or end, and of steps that are alike `advance` takes any
+number at once. With drafted tokens each request advances by as many as are accepted, which is drawn when it begins to
+decode (`speculation`).
 """
 
 import math
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
@@ -101,7 +103,16 @@ class Step(NamedTuple):
     joined: Sequence[Answer] = ()
     """Requests, of those that decode, to which the last decoding step brought nothing."""
     left: Sequence[Answer] = ()
-    """Requests to which that step brought a token, and this one brings none: they wait, or start again."""
+    """Requests to which that step brought a token, and this one brings none: they start again."""
+
+    plain: bool = False
+    """Whether each request decodes a token, and no answer ends."""
+
+    def after(self, steps: int) -> "Step":
+        """Return the step after so many that are like this plain one."""
+        if not steps:
+            return self
+        return Step(Mix(self.decoding, self.mix.context + steps * self.decoding), [], [], self.decoding, plain=True)
 
 
 class Scheduler:
@@ -121,6 +132,9 @@ class Scheduler:
         # all that run may decode in one step
         self._most = min(spec.step_requests, spec.step_tokens // self._rows)
 
+        # whether nobody had to start again in the step that was decided on last
+        self._settled = False
+
         # admitted and not yet answered, in that order
         self.running: dict[Answer, None] = {}
         self.admissions = self.preemptions = 0
@@ -132,9 +146,15 @@ class Scheduler:
         self._decoding: set[Answer] = set()
         self._base = 0
         self._tick = 0
-        # by tick; those that had to start again, or to wait for a tick, may stand there still
-        self._growing: defaultdict[int, list[Answer]] = defaultdict(list)
+        # by tick, and the ticks in order; those that had to start again may stand there still
         self._ending: defaultdict[int, list[Answer]] = defaultdict(list)
+        self._ends: list[int] = []
+
+        # requests that need a block at every tick that leaves this rest, divided by the tokens of a block; those that
+        # have room for longer join them at a tick; and the tick up to which they have their blocks. Not with drafts
+        self._growing = [0] * spec.block_tokens
+        self._full: defaultdict[int, list[Answer]] = defaultdict(list)
+        self._grown = 0
 
         # with drafted tokens: those in answers beyond one a tick, by tick
         self._beyond = np.zeros(1024 if spec.speculation else 0, np.int64)
@@ -143,7 +163,7 @@ class Scheduler:
 
         # when the last step that decoded had run; which of those that decode next it brought nothing, and to which it
         # brought a token though they do not decode next
-        self._decoded_s = 0.0
+        self.decoded_s = 0.0
         self._joining: dict[Answer, None] = {}
         self._left: list[Answer] = []
 
@@ -159,28 +179,62 @@ class Scheduler:
                 return step
 
     def _schedule(self) -> Step | None:
-        if not self._unpolled or not self.running:
+        if self._unseen and not (self._unpolled and self.running):
             self.waiting.extend(self._unseen)
             self._unseen, self._unpolled = [], 0
         if not self.spec.mixed_steps:
             chunks = self._run_prompts(self.spec.step_tokens, self.preemptions)
             if chunks:
-                return self._step(chunks, [])
-        preemptions, held = self.preemptions, self._grow()
-        chunks = []
-        if self.spec.mixed_steps and not held:
+                return self._step(chunks)
+        preemptions, chunks = self.preemptions, list[_Chunk]()
+        self._grow()
+        if self.spec.mixed_steps:
             chunks = self._run_prompts(self.spec.step_tokens - len(self._decoding) * self._rows, preemptions)
-        return self._step(chunks, held, decodes=True)
+        self._settled = self.preemptions == preemptions
+        return self._step(chunks, decodes=True)
+
+    def alike(self) -> int:
+        """Return how many further steps are like the plain one that was decided on last, unless a request comes."""
+        if not self._settled or self._prompt or self._joining or self._left or self.spec.speculation:
+            return 0
+        tick, free, growing = self._tick, self.blocks.free, self._growing
+        while self._ends and self._ends[0] < tick:
+            heappop(self._ends)
+        if not self._ends:
+            return 0
+        most = min([self._ends[0], *self._full]) - tick
+        if self._unseen:
+            most = min(most, self.spec.poll_steps - self._unpolled if self._unpolled else 0)
+        if together := sum(growing):
+            rounds = free // together
+            steps, free = rounds * len(growing), free - rounds * together
+            while steps < most and (free := free - growing[(tick + steps) % len(growing)]) >= 0:
+                steps += 1
+            most = min(most, steps)
+        return most
+
+    def growth(self) -> list[int]:
+        """Return the blocks that each of the next steps takes, if they are plain; after so many, this begins again."""
+        phase = self._tick % len(self._growing)
+        return self._growing[phase:] + self._growing[:phase]
+
+    def advance(self, steps: int) -> None:
+        """Decide on steps that are `alike`."""
+        rounds, rest = divmod(steps, len(self._growing))
+        self.blocks.take(rounds * sum(self._growing) + sum(self.growth()[:rest]))
+        self._tick += steps
+        self._grown = self._tick
+        self._unpolled = (self._unpolled + steps) % self.spec.poll_steps
 
     def complete(self, step: Step, now_s: float) -> list[Gap]:
         """Note that a step has run; returns how long requests waited for their tokens since those before."""
         for answer in step.left:
-            answer.token_s = self._decoded_s
+            answer.token_s = self.decoded_s
         gaps_s = [(now_s - answer.token_s, 1) for answer in step.joined]
+        if together := step.decoding - len(gaps_s):
+            gaps_s.append((now_s - self.decoded_s, together))
         if step.decoding:
-            if together := step.decoding - len(gaps_s):
-                gaps_s.append((now_s - self._decoded_s, together))
-            self._decoded_s = now_s
+            self.decoded_s = now_s
         for answer in step.first:
             # it may have had to start again before
             if answer.first_s:
@@ -205,8 +259,9 @@ class Scheduler:
 
     def _run_prompts(self, room: int, preemptions: int) -> list["_Chunk"]:
         """Go on with the prompt that is not done, then admit requests, unless one had to start again in this step."""
-        chunks: list[_Chunk] = []
-        prompt = self._prompt
+        chunks, prompt = list[_Chunk](), self._prompt
+        if prompt is None and not self.waiting:
+            return chunks
         if prompt is not None and room > 0:
             tokens = min(prompt.prompt - prompt.computed, room)
             if self._make_room(prompt, self._lacks(prompt, prompt.computed + tokens)):
@@ -245,13 +300,13 @@ class Scheduler:
         to_come = answer.request.gen - answer.produced - 1 + self.spec.spare_tokens
         kept = answer.prompt + math.ceil(self.spec.answer_share * to_come)
         kept = max(kept, computed + tokens + padding + self._lookahead)
-        if blocks.needed(kept) - len(cached) + blocks.idle(cached) > len(blocks.free):
+        if blocks.needed(kept) - len(cached) + blocks.idle(cached) > blocks.free:
             return None
         self.waiting.popleft()
         blocks.share(cached)
-        answer.blocks, answer.computed = cached, computed
+        answer.named, answer.blocks, answer.computed = cached, len(cached), computed
         if self.spec.answer_share:
-            answer.blocks += blocks.take(blocks.needed(kept) - len(cached))
+            self._take(answer, blocks.needed(kept) - len(cached))
         if not answer.received:
             answer.reused += computed
         answer.admitted, self.admissions = self.admissions, self.admissions + 1
@@ -262,48 +317,60 @@ class Scheduler:
         """Run tokens of a prompt, for which there is room."""
         before = answer.computed
         answer.computed += tokens
-        answer.blocks += self.blocks.take(self._lacks(answer, answer.computed + padding))
+        self._take(answer, self._lacks(answer, answer.computed + padding))
         self.blocks.publish(answer, 0 if answer.received else before, answer.computed)
         self._prompt = answer if answer.computed < answer.prompt else None
         return _Chunk(answer, tokens, before, padding)
 
     def _lacks(self, answer: Answer, tokens: int) -> int:
         """Return the number of blocks that a prompt lacks to run up to a number of tokens."""
-        return max(0, self.blocks.needed(tokens + self._lookahead) - len(answer.blocks))
+        return max(0, self.blocks.needed(tokens + self._lookahead) - answer.blocks)
+
+    def _take(self, answer: Answer, count: int) -> None:
+        self.blocks.take(count)
+        answer.blocks += count
 
     # requests that decode
 
-    def _grow(self) -> list[Answer]:
-        """Give a block to each that needs one; returns those that wait, because one before them has to start again."""
-        for answer in sorted(self._growing.pop(self._tick, ()), key=attrgetter("admitted")):
-            if answer.grows != self._tick:
-                continue
-            path, needed = answer.path, self._reads(answer)
-            if path:
-                needed = answer.prompt + int(path.room[self._tick - self._start(answer)])
-            count = self.blocks.needed(needed) - len(answer.blocks)
-            if not self._make_room(answer, count):
-                return [each for each in self.running if each in self._decoding and each.admitted > answer.admitted]
-            answer.blocks += self.blocks.take(count)
-            self._grows_next(answer)
-        return []
-
-    def _grows_next(self, answer: Answer) -> None:
-        """Note when its blocks will be full."""
-        room, path = len(answer.blocks) * self.spec.block_tokens, answer.path
-        if path is None:
-            self._grows_at(answer, room + 1 - answer.base)
+    def _grow(self) -> None:
+        """Give a block to each that needs one; the last of those that run may have to start again for that."""
+        tick, phase = self._tick, self._tick % len(self._growing)
+        if self._full:
+            for answer in self._full.pop(tick, ()):
+                if answer.full == tick:
+                    self._grows(answer)
+        if self._growing[phase] <= self.blocks.free and self._rows == 1:
+            self.blocks.take(self._growing[phase])
         else:
-            full = int(np.searchsorted(path.room, room - answer.prompt, side="right"))
-            self._grows_at(answer, self._start(answer) + full)
+            for answer in [each for each in self.running if each in self._decoding]:
+                # it may have had to start again meanwhile
+                if answer in self._decoding and (count := self._lacking(answer, phase)):
+                    if not self._make_room(answer, count):
+                        break
+                    self._take(answer, count)
+        self._grown = tick + 1
 
-    def _grows_at(self, answer: Answer, tick: int) -> None:
-        answer.grows = tick
-        if tick <= answer.ends + (answer.path is not None and answer.path.surplus):
-            self._growing[tick].append(answer)
+    def _lacking(self, answer: Answer, phase: int) -> int:
+        """Return how many blocks a request lacks to decode at this tick."""
+        if answer.path:
+            room = answer.prompt + int(answer.path.room[self._tick - self._start(answer)])
+            return max(0, self.blocks.needed(room) - answer.blocks)
+        answer.blocks = self._blocks_of(answer)
+        return int(answer.phase == phase)
+
+    def _blocks_of(self, answer: Answer) -> int:
+        """Return the blocks of a request that decodes without drafts: those taken together are not noted in it."""
+        if answer.phase < 0:
+            return answer.blocks
+        return max(answer.blocks, self.blocks.needed(answer.base + self._grown - 1))
+
+    def _grows(self, answer: Answer) -> None:
+        answer.phase = answer.full % len(self._growing)
+        self._growing[answer.phase] += 1
 
     def _ends_at(self, answer: Answer, tick: int) -> None:
         answer.ends = tick
+        heappush(self._ends, tick)
         self._ending[tick].append(answer)
 
     def _decode(self, answer: Answer, padding: int) -> bool:
@@ -321,7 +388,12 @@ class Scheduler:
             steps = answer.path.steps
             self._follow(answer, self._tick)
         self._ends_at(answer, self._tick + steps - 1)
-        self._grows_next(answer)
+        if not speculation:
+            answer.full = answer.blocks * self.spec.block_tokens + 1 - answer.base
+            if answer.full < self._tick + self.spec.block_tokens:
+                self._grows(answer)
+            elif answer.full <= answer.ends:
+                self._full[answer.full].append(answer)
         return True
 
     def _start(self, answer: Answer) -> int:
@@ -347,12 +419,15 @@ class Scheduler:
         self._decoding.remove(answer)
         self._base -= answer.base
         self._follow(answer, self._tick, -1)
+        if answer.phase >= 0:
+            answer.blocks = self._blocks_of(answer)
+            self._growing[answer.phase] -= 1
         answer.path = None
-        answer.grows = answer.ends = -1
+        answer.phase = answer.full = answer.ends = -1
 
     def _make_room(self, answer: Answer, count: int) -> bool:
         """Make others start again until so many blocks are free; False if it is the request itself that has to."""
-        while len(self.blocks.free) < count:
+        while self.blocks.free < count:
             last = next(reversed(self.running))
             self._preempt(last)
             if last is answer:
@@ -390,62 +465,42 @@ class Scheduler:
 
     # steps
 
-    def _step(self, chunks: list["_Chunk"], held: list[Answer], *, decodes: bool = False) -> Step | None:
-        """Return the step that runs chunks of prompts and, if it `decodes`, all that decode but those `held`."""
-        mix, last, decoding, joined = Mix(), list[Answer](), 0, list[Answer]()
+    def _step(self, chunks: list["_Chunk"], *, decodes: bool = False) -> Step | None:
+        """Return the step that runs chunks of prompts and, if it `decodes`, all that decode."""
+        first, last, joined, left = list[Answer](), list[Answer](), list[Answer](), self._left
+        decoding = len(self._decoding) if decodes else 0
+        mix = Mix(decoding, self._base + decoding * self._tick) if decoding else Mix()
         if decodes:
-            decoding = len(self._decoding)
-            if held or self._surplus:
-                decoding -= sum(answer in self._decoding for answer in {*held, *self._surplus})
-            if held or self._joining:
-                joined = self._join(held)
-            mix = self._decode_all(held)
-            last = self._ended()
+            if drafts := self._rows - 1:
+                beyond = int(self._beyond[self._tick]) if self._tick < len(self._beyond) else 0
+                mix = mix._replace(context=mix.context + beyond, drafted=decoding * drafts)
+                decoding -= sum(answer in self._decoding for answer in self._surplus)
+            if self._joining:
+                joined, self._joining = list(self._joining), {}
+            if self._surplus or self._tick in self._ending:
+                last = self._ended()
             self._tick += 1
         if chunks:
             mix = mix.with_prompts((chunk.tokens, chunk.before) for chunk in chunks)
             if padding := sum(chunk.padding for chunk in chunks):
                 mix = mix._replace(context=mix.context + padding, drafted=mix.drafted + padding)
-        done = [chunk for chunk in chunks if chunk.answer.computed == chunk.answer.prompt]
-        first = [chunk.answer for chunk in done]
-        last += [chunk.answer for chunk in done if not self._decode(chunk.answer, chunk.padding)]
-        if not mix.decoding and not mix.prompts:
+            for chunk in chunks:
+                if chunk.answer.computed == chunk.answer.prompt:
+                    first.append(chunk.answer)
+                    if not self._decode(chunk.answer, chunk.padding):
+                        last.append(chunk.answer)
+        elif not decoding and not mix.decoding:
             return None
         self._unpolled = 0 if chunks else (self._unpolled + 1) % self.spec.poll_steps
-        left, self._left = self._left, []
-        return Step(mix, first, last, decoding, joined, left)
-
-    def _join(self, held: list[Answer]) -> list[Answer]:
-        """Return the requests that decode a token now, but not at the tick before; those held join later."""
-        joined = [answer for answer in self._joining if answer not in held]
-        self._left += [answer for answer in held if answer not in self._joining]
-        self._joining = dict.fromkeys(answer for answer in held if answer not in self._surplus)
-        return joined
-
-    def _decode_all(self, held: list[Answer]) -> Mix:
-        """Return what all that decode read, but for the requests `held`, which read the same at the next tick."""
-        decoding, drafts = len(self._decoding), self._rows - 1
-        context = self._base + decoding * self._tick
-        if drafts and self._tick < len(self._beyond):
-            context += int(self._beyond[self._tick])
-        for answer in held:
-            decoding -= 1
-            context -= self._reads(answer)
-            if answer not in self._surplus:
-                self._follow(answer, self._tick, -1)
-                answer.base -= 1
-                self._base -= 1
-                self._follow(answer, self._tick + 1)
-                self._ends_at(answer, answer.ends + 1)
-                self._grows_at(answer, answer.grows + 1)
-        return Mix(decoding, context, drafted=decoding * drafts)
+        self._left = []
+        return Step(mix, first, last, decoding, joined, left, not (chunks or last or left or mix.drafted))
 
     def _ended(self) -> list[Answer]:
         """Return the answers that are complete with this tick."""
-        for answer in self._surplus:
+        last, surplus, self._surplus = list[Answer](), self._surplus, []
+        for answer in surplus:
             if answer in self._decoding:
                 self._end(answer)
-        last, self._surplus = list[Answer](), []
         for answer in self._ending.pop(self._tick, ()):
             # one that started again may stand there twice
             if answer.ends == self._tick and answer not in self._surplus:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ladder_sim.des.shared import Floats
-from ladder_sim.serving.engine.answer import Answer
+from ladder_sim.serving.engine.answer import Answers
 from ladder_sim.serving.engine.replica import Replica
 from ladder_sim.serving.requests.slo import METRICS, PERCENTILES, SLO, Bound, Metric
 
@@ -27,7 +27,7 @@ class Outcome:
     """Canonical name."""
     gpus: int
     """Number of GPUs of all replicas."""
-    answers: Sequence[Answer]
+    answers: Answers
     """All requests, in order of arrival."""
     replicas: Sequence[Replica]
     """As they were at the end; those that run prompts only come last."""
@@ -41,22 +41,23 @@ class Outcome:
     @cached_property
     def duration_s(self) -> float:
         """From the first arrival to the last token."""
-        first_s = min(answer.request.arrival_s for answer in self.answers)
-        return max(answer.last_s for answer in self.answers) - first_s
+        return float(self.answers.column("last_s").max() - self.answers.column("arrival_s").min())
 
     @cached_property
     def _seconds(self) -> dict[Metric, tuple[Floats, Floats]]:
         """Values, and how often each occurs."""
-        further = [answer for answer in self.answers if answer.request.gen > 1]
-        columns: dict[Metric, Floats] = {
-            "ttft": np.array([answer.ttft_s for answer in self.answers]),
-            "tpot": np.array([answer.tpot_s for answer in further]),
-            "e2e": np.array([answer.request_s for answer in self.answers]),
-        }
-        gaps = np.concatenate([np.array(replica.gaps_s).reshape(-1, 2) for replica in self.replicas])
-        return {name: (values, np.ones_like(values)) for name, values in columns.items()} | {
-            "itl": (gaps[:, 0], gaps[:, 1])
-        }
+        columns = self._times_s
+        columns["tpot"] = columns["tpot"][self.answers.column("gen") > 1]
+        gaps = [replica.gaps_s.columns() for replica in self.replicas]
+        gaps_s, counts = (np.concatenate(column) for column in zip(*gaps, strict=True))
+        return {name: (values, np.ones_like(values)) for name, values in columns.items()} | {"itl": (gaps_s, counts)}
+
+    @property
+    def _times_s(self) -> dict[Metric, Floats]:
+        """Times of each request; TPOT of one without further tokens is 0."""
+        arrival_s, first_s, last_s, gen = map(self.answers.column, ("arrival_s", "first_s", "last_s", "gen"))
+        tpot_s = (last_s - first_s) / np.maximum(1, gen - 1)
+        return {"ttft": first_s - arrival_s, "tpot": tpot_s, "e2e": last_s - arrival_s}
 
     def values_s(self, metric: Metric) -> Floats:
         """Return a metric of each request that has it, in seconds; of ITL, each time that occurs."""
@@ -122,10 +123,10 @@ class Outcome:
     def good_share(self) -> float:
         """Share of requests that keep every bound of the SLO on single requests."""
         good = np.ones(len(self.answers), bool)
-        times = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "request_s"}
+        times_s = self._times_s
         for bound in self._bounds:
-            if bound.metric in times:
-                good &= np.array([getattr(answer, times[bound.metric]) for answer in self.answers]) <= bound.seconds
+            if bound.metric in times_s:
+                good &= times_s[bound.metric] <= bound.seconds
         return float(good.mean())
 
     @property
@@ -136,16 +137,16 @@ class Outcome:
     @property
     def in_flight(self) -> float:
         """Requests that wait or run, on average; by Little's law."""
-        return sum(answer.request_s for answer in self.answers) / self.duration_s
+        return float(self._times_s["e2e"].sum()) / self.duration_s
 
     @property
     def tokens_per_s(self) -> float:
         """New tokens."""
-        return sum(answer.request.gen for answer in self.answers) / self.duration_s
+        return float(self.answers.column("gen").sum()) / self.duration_s
 
     def fields(self) -> dict[str, Any]:
         """Return the outcome's figures as fields of JSON and CSV."""
-        prompts = sum(answer.request.prompt for answer in self.answers)
+        column = self.answers.column
         busy_s = sum(replica.busy_s for replica in self.replicas)
         return {
             "requests": len(self.answers),
@@ -161,8 +162,8 @@ class Outcome:
             "tokens_per_s_per_gpu": self.tokens_per_s / self.gpus,
             "utilisation": busy_s / (len(self.replicas) * self.duration_s),
             "kv_occupancy": sum(replica.kv_share_s for replica in self.replicas) / busy_s,
-            "preemptions": sum(answer.preemptions for answer in self.answers),
-            "cached_prompt_share": min(1.0, sum(answer.reused for answer in self.answers) / prompts),
+            "preemptions": int(column("preemptions").sum()),
+            "cached_prompt_share": min(1.0, float(column("reused").sum() / column("prompt").sum())),
             "stable": self.stable,
             "goodput": self.goodput,
             "promise_kept": self.kept,

@@ -4,14 +4,14 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from math import gcd
+from math import gcd, inf
 from typing import Literal, NamedTuple, Self
 
 import simpy
 
 from ladder_sim.costs.memory import kv_bytes
 from ladder_sim.errors import UsageError
-from ladder_sim.serving.engine.answer import Answer
+from ladder_sim.serving.engine.answer import Answer, Answers
 from ladder_sim.serving.engine.replica import Replica, SimulatedReplica
 from ladder_sim.serving.engine.scheduler import SchedulerSpec
 from ladder_sim.serving.replicas.outcome import Outcome
@@ -171,6 +171,8 @@ def simulate(
     else:
         env.process(system.arrivals(source))
     env.run()
+    for replica in system.replicas:
+        replica.catch_up(inf)
     if not system.answers:
         raise UsageError("no requests to serve", hint="ask for at least one, e.g. --requests 1000")
     return Outcome(
@@ -182,6 +184,10 @@ def simulate(
         queued=system.queued(),
         slo=slo,
     )
+
+
+# lengths of the queue that are kept, at most: of more arrivals every other
+_MOST_QUEUES = 8192
 
 
 class _System:
@@ -206,11 +212,15 @@ class _System:
         )
         self.replicas: list[Replica] = [*decoding, *prompts]
         self._choose, self._choose_prefill = partial(ROUTERS[router](), decoding), partial(ROUTERS[router](), prompts)
+        # whether that depends on what replicas do
+        self._looks = router != "round-robin"
         # of each replica, taken by one KV cache at a time
         self._links = {replica: simpy.Resource(env) for replica in self.replicas}
         # KV caches on their way
         self._moving = 0
-        self.answers: list[Answer] = []
+        self.answers = Answers(record=record)
+        # answers whose prompts run on other replicas
+        self._open: dict[int, Answer] = {}
         self._queues: list[int] = []
         self._sent = self._done = self._back = 0
         # what the client holds back or waits for, with so many in flight at most
@@ -227,13 +237,30 @@ class _System:
         return replica
 
     def arrivals(self, source: Iterator[Request]) -> Generator[simpy.Event, object, None]:
-        """Send each request when it comes."""
-        for request in source:
+        """Send each request when it comes; replicas that no others wait for run alone."""
+        for replica in self.replicas:
+            if isinstance(replica, SimulatedReplica):
+                replica.alone = self.prefill is None
+        every = 1
+        for number, request in enumerate(source):
             if request.arrival_s > self.env.now:
                 yield self.env.timeout(request.arrival_s - self.env.now)
             self._send(request)
-            waiting = sum(replica.waiting for replica in self.replicas)
-            self._queues.append(waiting + self._moving)
+            if number % every == 0:
+                self._queues.append(self._queued())
+            if len(self._queues) == _MOST_QUEUES:
+                self._queues, every = self._queues[::2], 2 * every
+        if self._queues:
+            self._queues.append(self._queued())
+
+    def _queued(self) -> int:
+        """Return how many requests wait for admission, or for their KV cache to arrive."""
+        self._catch_up()
+        return self._moving + sum(replica.waiting for replica in self.replicas)
+
+    def _catch_up(self) -> None:
+        for replica in self.replicas:
+            replica.catch_up(self.env.now)
 
     def hold_back(self, source: Iterator[Request], most: int) -> None:
         """Send requests when they come, but no more than so many at a time."""
@@ -270,18 +297,20 @@ class _System:
                 f"request {len(self.answers) + 1}: {context} tokens: {what} {min(room, limit)}",
                 hint="leave out longer requests, or use more GPUs",
             )
-        answer = Answer(request=request, number=len(self.answers))
-        self.answers.append(answer)
+        answer = self.answers.add(request)
         if self.prefill is None:
+            if self._looks:
+                self._catch_up()
             self._choose(answer).add(answer)
         else:
+            self._open[answer.number] = answer
             part = Answer(request=replace(request, gen=1), number=answer.number)
             self._choose_prefill(part).add(part)
 
     def _hand_over(self, part: Answer, source: SimulatedReplica) -> Generator[simpy.Event, object, None]:
         """Send the KV cache of a prompt that is done to a replica that decodes."""
         assert self.prefill is not None
-        answer = self.answers[part.number]
+        answer = self._open.pop(part.number)
         target = self._choose(answer)
         # it counts for those that come next
         target.load += 1
@@ -310,6 +339,7 @@ class _System:
         outside_s = self.pool.spec.outside_s(answer)
         answer.first_s += outside_s
         answer.last_s += outside_s
+        self.answers.note(answer)
         self._done += 1
         self._watch(self._done)
         if self._most:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from ladder_sim.des.shared import Floats
 from ladder_sim.errors import UsageError
 from ladder_sim.serving.requests.request import Request
 from ladder_sim.specs.workload import MAX_TOKENS
@@ -147,7 +148,25 @@ class Traffic:
             return f"{self.concurrency} in flight"
         return f"{self.rate:g} requests/s" + (f", at most {self.concurrency} in flight" if self.concurrency else "")
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request, prompt and answer."""
+        return self.prefix + max(int((prompts + gens).max()) for _, prompts, gens in self._drawn())
+
     def __iter__(self) -> Iterator[Request]:
+        names = ("common",) if self.prefix else ()
+        for columns in self._drawn():
+            for arrival_s, prompt, gen in zip(*(column.tolist() for column in columns), strict=True):
+                yield Request(
+                    arrival_s=arrival_s,
+                    prompt=self.prefix + prompt,
+                    gen=gen,
+                    prefix=names,
+                    prefix_tokens=self.prefix,
+                )
+
+    def _drawn(self) -> Iterator[tuple[Floats, NDArray[np.int64], NDArray[np.int64]]]:
+        """Yield arrivals, seconds, with tokens of own prompts and of answers, some thousands at a time."""
         random = np.random.default_rng(self.seed)
         now_s, left = 0.0, self.requests
         while left:
@@ -158,12 +177,4 @@ class Traffic:
                 gaps_s = random.gamma(self.burstiness, 1.0 / (self.rate * self.burstiness), count)
             arrivals_s = now_s + np.cumsum(gaps_s)
             now_s = float(arrivals_s[-1])
-            prompts, gens = self.prompt.draw(random, count), self.gen.draw(random, count)
-            for arrival_s, prompt, gen in zip(arrivals_s.tolist(), prompts.tolist(), gens.tolist(), strict=True):
-                yield Request(
-                    arrival_s=arrival_s,
-                    prompt=self.prefix + prompt,
-                    gen=gen,
-                    prefix=("common",) if self.prefix else (),
-                    prefix_tokens=self.prefix,
-                )
+            yield arrivals_s, self.prompt.draw(random, count), self.gen.draw(random, count)

@@ -1,7 +1,7 @@
 """The plan of a replica with the fewest GPUs that meet an SLO, of all that there are.
 
-Plans come in the order of GPUs that they need at least, by predictions of requests in flight, and are searched only
-if they may do with fewer than the best so far, which one simulation says.
+Predictions of requests in flight say first how many GPUs each plan needs. Plans come in that order, and are searched
+only if they may do with fewer than the best so far, which one simulation says.
 """
 
 import math
@@ -18,11 +18,13 @@ from ladder_sim.serving.requests.slo import SLO
 from ladder_sim.serving.requests.traffic import Traffic
 from ladder_sim.serving.service import Service
 from ladder_sim.serving.sizing.search import PRECISION, Need, Points, Search
+from ladder_sim.simulate.request import Request
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
 
-# the reasons of a plan that cannot do with as few as the best, and of one with which no number can
-MORE = "needs more GPUs"
+# the reasons of a plan that cannot do with as few as the best, of one that cannot do with fewer, and of one with which
+# no number can
+MORE, AS_MANY = "needs more GPUs", "needs no fewer GPUs"
 _NEVER = "breaks the SLO on an idle replica"
 # requests in flight that say what a replica carries at most
 _LOADS = np.array([1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024])
@@ -46,7 +48,10 @@ class Tried:
 
 
 class Progress:
-    """Searches that are done, and how much of this one, in points of about one size."""
+    """Searches that are done, and how much of this one, in points of about one size.
+
+    `searches` are those that are made in any case.
+    """
 
     def __init__(self, searches: int, watch: Callable[[int, int], object]) -> None:
         self.left, self.points, self.watch = searches, 0, watch
@@ -58,7 +63,7 @@ class Progress:
         self.watch(self._done, self._done + max(1, _SEARCH_POINTS - self.points) + _SEARCH_POINTS * (self.left - 1))
 
     def searched(self) -> None:
-        """Report that one search is done, or need not be made."""
+        """Report that one search is done."""
         self.left, self.points = self.left - 1, 0
 
 
@@ -91,8 +96,42 @@ class Estimate(NamedTuple):
     """The least that carry the load; infinite: no number can."""
     excess: float
     """The plan's shortest step over the SLO's."""
+    likely: float
+    """GPUs that carry the load; infinite: no number can."""
     rate: float | None = None
     """Requests per second near a replica's limit; None: not predicted."""
+    rate_per_gpu: float = 0.0
+    """That for each of its GPUs; 0: not predicted."""
+
+    @property
+    def order(self) -> tuple[float, ...]:
+        """A sort key: plans that do with the fewest GPUs first, then those that carry most on these."""
+        return self.likely, self.excess if math.isinf(self.likely) else 0.0, -self.rate_per_gpu
+
+
+class Candidate(NamedTuple):
+    """A plan that can be simulated, and its prediction for each variant."""
+
+    service: Service
+    estimates: Mapping[str, Estimate]
+
+
+class Candidates(NamedTuple):
+    """Plans, before any is simulated."""
+
+    able: Sequence[Candidate]
+    refused: Sequence[Tried]
+    """Plans that cannot be simulated, and why."""
+    problem: LadderSimError | None
+    """Error of the first of these."""
+
+    def first(self, variant: str) -> Candidate:
+        """Return the plan that needs the fewest GPUs by predictions alone."""
+        return self.ordered(variant)[0]
+
+    def ordered(self, variant: str) -> list[Candidate]:
+        """Return the plans in the order in which they are simulated: those without predictions last."""
+        return sorted(self.able, key=lambda each: (each.service.prefill is not None, each.estimates[variant].order))
 
 
 class Best(NamedTuple):
@@ -106,10 +145,38 @@ class Best(NamedTuple):
     """The plans, those simulated first."""
 
 
-def best_plan(
-    context: Context, variant: str, scenario: Scenario, kinds: Sequence[tuple[Plan, int | None]], how: Mapping[str, Any]
-) -> Best:
-    """Search plans of a variant, and the same with prompts on replicas of a tensor parallelism, where one is given.
+def candidates(
+    context: Context,
+    variants: Sequence[str],
+    scenario: Scenario,
+    kinds: Sequence[tuple[Plan, int | None]],
+    how: Mapping[str, Any],
+) -> Candidates:
+    """Predict what plans need, and the same with prompts on replicas of a tensor parallelism, where one is given.
+
+    Raises
+    ------
+    LadderSimError
+        None can be simulated: why the first cannot.
+    """
+    able: list[Candidate] = []
+    refused: list[Tried] = []
+    problems: list[LadderSimError] = []
+    for plan, prefill_tp in kinds:
+        try:
+            service = _service(scenario, plan, prefill_tp, context.traffic, how)
+            able.append(Candidate(service, _estimates(service, variants, context)))
+        except LadderSimError as error:
+            problems.append(error)
+            prompts = f", prompts on TP {prefill_tp}" if prefill_tp else ""
+            refused.append(Tried(plans=f"{plan}{prompts}", gpus=0, reason=error.message))
+    if not able:
+        raise problems[0]
+    return Candidates(able, refused, next(iter(problems), None))
+
+
+def best_plan(context: Context, variant: str, plans: Candidates) -> Best:
+    """Search plans of a variant.
 
     Raises
     ------
@@ -118,42 +185,31 @@ def best_plan(
     """
     needs: list[tuple[Need, Search]] = []
     simulated: list[Tried] = []
-    left_out: list[Tried] = []
-    estimates: list[tuple[Estimate, Service]] = []
-    problems: list[LadderSimError] = []
-    for plan, prefill_tp in kinds:
-        try:
-            service = _service(scenario, plan, prefill_tp, context.traffic, how)
-            estimates.append((_estimate(service, variant, context), service))
-        except LadderSimError as error:
-            problems.append(error)
-            prompts = f", prompts on TP {prefill_tp}" if prefill_tp else ""
-            left_out.append(Tried(plans=f"{plan}{prompts}", gpus=0, reason=error.message))
-            context.progress.searched()
-    # plans without requests in flight go last
-    for estimate, service in sorted(estimates, key=lambda each: (each[1].prefill is not None, *each[0][:2])):
+    left_out = list(plans.refused)
+    problems = [plans.problem] if plans.problem else []
+    for service, estimates in plans.ordered(variant):
+        estimate = estimates[variant]
         if needs and math.isinf(estimate.gpus):
             # the first of them comes closest
             left_out.append(Tried(plans=service.plans, gpus=0, reason=_NEVER))
-            context.progress.searched()
             continue
         search = context.search(service, variant, estimate.rate)
         fewest = min((need.gpus for need, _ in needs if need.replicas), default=None)
         try:
-            need = search.need() if fewest is None or _may_need_fewer(search, estimate.gpus, fewest) else None
+            if fewest is not None and not _may_need_fewer(search, estimate.gpus, fewest):
+                as_many = estimate.gpus <= fewest and search.gpus(fewest) == fewest
+                left_out.append(Tried(plans=service.plans, gpus=0, reason=AS_MANY if as_many else MORE))
+                continue
+            need = search.need()
         except LadderSimError as error:
             # what has no times of steps
             problems.append(error)
             left_out.append(Tried(plans=service.plans, gpus=0, reason=error.message))
             continue
-        finally:
-            context.progress.searched()
-        if need is None:
-            left_out.append(Tried(plans=service.plans, gpus=0, reason=MORE))
-            continue
         reason = f"{', '.join(need.breaks)} on an idle replica" if not need.replicas else ""
         simulated.append(Tried(plans=service.plans, gpus=need.gpus, reason=reason))
         needs.append((need, search))
+    context.progress.searched()
     if not needs:
         raise problems[0]
     need, search = min(needs, key=lambda each: _rank(each[0]))
@@ -180,8 +236,8 @@ def _service(
 
 
 def _may_need_fewer(search: Search, least: float, gpus: int) -> bool:
-    """Whether so many GPUs, or fewer, may meet the SLO: as far as predictions and one simulation say."""
-    most = search.most(gpus)
+    """Whether fewer GPUs may meet the SLO: as far as predictions and one simulation say."""
+    most = search.most(gpus - 1)
     return most is not None and least <= search.service.gpus(most) and not search.breaks(search.traffic.rate, most)
 
 
@@ -200,30 +256,40 @@ def _carried(need: Need) -> float:
     return need.rate_limit * need.sizes.groups
 
 
-def _estimate(service: Service, variant: str, context: Context) -> Estimate:
-    """Return what predictions say of a plan.
+def _estimates(service: Service, variants: Sequence[str], context: Context) -> dict[str, Estimate]:
+    """Return what predictions say of a plan, by variant.
 
     Its GPUs are those of one replica of each kind without predictions: steps were measured, or some replicas run
     prompts only.
     """
     scenario, traffic, spec = service.scenario, context.traffic, service.spec
     if service.steps or service.prefill:
-        return Estimate(service.gpus(service.alike(1)), 0.0)
+        gpus = service.gpus(service.alike(1))
+        return dict.fromkeys(variants, Estimate(gpus, 0.0, gpus))
     prompt, gen = (max(1, round(each.mean)) for each in (traffic.prompt, traffic.gen))
     groups = scenario.plan.groups
     loads = groups * _LOADS[spec.step_requests >= _LOADS]
     workload = replace(scenario.workload, batch=1, concurrency=groups, prompt=prompt, gen=gen)
     profile = resolve_profile(scenario, service.profile)
     load = scenario.having(workload=workload)
-    request = simulate_requests(load, {"concurrency": loads}, [variant], profile)[variant]
-    token_s = np.asarray(request.decode_s) / max(1, gen - 1)
     bounds = context.slo.bounds
     bound_s = min((bound.seconds for bound in bounds if bound.metric == "tpot"), default=math.inf)
     # on an idle replica a first token takes a step, and an answer more
-    excess = float(token_s[0]) / min((bound.seconds for bound in bounds if bound.metric != "itl"), default=math.inf)
-    kept = token_s <= _SLACK * bound_s
-    if not kept.any() or excess > _SLACK:
-        return Estimate(math.inf, excess)
-    rates = loads / (request.ttft_s + request.decode_s)
-    gpus = math.ceil(traffic.rate / (_SLACK * float(np.max(rates[kept])))) * scenario.plan.replica_gpus
-    return Estimate(gpus, excess, float(np.exp(np.interp(bound_s, token_s, np.log(rates)))))
+    shortest_s = min((bound.seconds for bound in bounds if bound.metric != "itl"), default=math.inf)
+
+    def estimate(request: Request) -> Estimate:
+        token_s = np.asarray(request.decode_s) / max(1, gen - 1)
+        excess = float(token_s[0]) / shortest_s
+        kept = token_s <= _SLACK * bound_s
+        if not kept.any() or excess > _SLACK:
+            return Estimate(math.inf, excess, math.inf)
+        rates = loads / (request.ttft_s + request.decode_s)
+        rate = float(np.exp(np.interp(bound_s, token_s, np.log(rates))))
+        least, likely = (
+            math.ceil(traffic.rate / each) * scenario.plan.replica_gpus
+            for each in (_SLACK * float(np.max(rates[kept])), rate)
+        )
+        return Estimate(least, excess, likely, rate, rate / scenario.plan.replica_gpus)
+
+    requests = simulate_requests(load, {"concurrency": loads}, list(variants), profile)
+    return {name: estimate(request) for name, request in requests.items()}

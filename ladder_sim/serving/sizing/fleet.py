@@ -18,7 +18,7 @@ from ladder_sim.serving.intervals import MOST_SEEDS, confidence_of, interval_of,
 from ladder_sim.serving.requests.slo import SLO
 from ladder_sim.serving.requests.traffic import Traffic
 from ladder_sim.serving.service import DEFAULT_VARIANTS
-from ladder_sim.serving.sizing.best_plan import Best, Context, Progress, Tried, best_plan
+from ladder_sim.serving.sizing.best_plan import Best, Candidates, Context, Progress, Tried, best_plan, candidates
 from ladder_sim.serving.sizing.search import Case, Need, Search, check_rate
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
@@ -74,6 +74,7 @@ def smallest_fleets(
     seeds: int = SEEDS,
     curves: bool = False,
     watch: Callable[[int, int], object] = lambda done, total: None,
+    say: Callable[[str], object] = lambda text: None,
     **how: Any,
 ) -> dict[str, Fleet]:
     """Find the fewest GPUs that meet an SLO, for each variant, and how sure that is.
@@ -90,22 +91,34 @@ def smallest_fleets(
         Tensor parallelisms of replicas that run prompts only: each plan is tried with each of them, too.
     **how
         Fields of `ladder_sim.serving.service.Service`, but `prefill`.
-    variants, seeds, curves, watch
+    variants, seeds, curves, watch, say
         As in `ladder_sim.capacity`.
     """
     check_rate(traffic)
     whole(seeds, "seeds", 1, MOST_SEEDS, hint="loads to simulate, e.g. --seeds 3")
     names = canonical_names(variants)
     kinds = [(plan, tp) for tp in (None, *prefill_tps) for plan in plans or [replace(scenario.plan, dp=1)]]
-    progress = Progress(len(names) * (len(kinds) + 2), watch)
+    progress = Progress(len(names) * 3, watch)
     fleets: dict[str, Fleet] = {}
     context = Context(traffic, slo, seeds, {}, progress)
+    possible = candidates(context, names, scenario, kinds, how)
+    say(_first_answer(possible, names))
     for name in names:
-        best = best_plan(context, name, scenario, kinds, how)
+        best = best_plan(context, name, possible)
         first = next(iter(fleets.values()), None)
         fleets[name] = with_intervals(best, first, curves=curves)
         progress.searched()
     return fleets
+
+
+def _first_answer(possible: Candidates, names: Sequence[str]) -> str:
+    """Return what predictions alone say, as a sentence."""
+    parts = []
+    for name in names:
+        service, estimates = possible.first(name)
+        likely = estimates[name].likely
+        parts.append(f"{name} {f'{likely:.0f} GPUs of {service.plans}' if math.isfinite(likely) else 'no number'}")
+    return f"by predictions alone: {', '.join(parts)}"
 
 
 def with_intervals(best: Best, first: Fleet | None, *, curves: bool = False) -> Fleet:

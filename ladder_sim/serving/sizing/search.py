@@ -236,6 +236,11 @@ class Search:
         )
         return Sizes(smallest.serving + more.serving, smallest.prefill + more.prefill)
 
+    def gpus(self, most: int) -> int:
+        """Return how many GPUs of so many replicas can have; 0: not even one of each fits."""
+        sizes = self.most(most)
+        return self.service.gpus(sizes) if sizes else 0
+
     def seconds(
         self, rate: float, sizes: Sizes | None = None, case: Case = AS_PREDICTED, *, seed: int = 0
     ) -> Sequence[float]:

@@ -1,5 +1,6 @@
 """What one step of an engine runs: requests that decode, and chunks of prompts; and what knows how long that takes."""
 
+import math
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol, Self
 
@@ -71,6 +72,42 @@ class Mix(NamedTuple):
         return self.decoding + self.drafted + self.chunk
 
 
+class Line(NamedTuple):
+    """Seconds of steps that decode the same requests, one after the other, which read a token more in each."""
+
+    first_s: float
+    """Seconds of the first step."""
+    more_s: float
+    """Seconds by which each takes longer than the one before."""
+    steps: int
+    """Number of steps of which this is known."""
+
+    def until(self, steps: int) -> float:
+        """Return the seconds of the first `steps` steps."""
+        return steps * self.first_s + 0.5 * steps * (steps - 1) * self.more_s
+
+    def sum_until(self, first: int, step: int, count: int) -> float:
+        """Return the sum of `until` over `count` numbers of steps, from `first` on and `step` apart."""
+        pairs = count * (count - 1) / 2.0
+        numbers = count * first + step * pairs
+        squares = count * first * first + 2.0 * first * step * pairs + step * step * pairs * (2.0 * count - 1.0) / 3.0
+        return numbers * self.first_s + 0.5 * (squares - numbers) * self.more_s
+
+    def within(self, seconds: float) -> int:
+        """Return how many steps end before that."""
+        steps = int(seconds / self.first_s)
+        if self.more_s:
+            half = self.first_s - 0.5 * self.more_s
+            root = math.sqrt(max(0.0, half * half + 2.0 * self.more_s * seconds))
+            steps = int(2.0 * seconds / (half + root))
+        # rounding
+        while steps and self.until(steps) >= seconds:
+            steps -= 1
+        while self.until(steps + 1) < seconds:
+            steps += 1
+        return steps
+
+
 class MixTimes(Protocol):
     """How long steps take: simulated (`ladder_sim.serving.StepTimes`) or measured (`MeasuredSteps`)."""
 
@@ -79,5 +116,8 @@ class MixTimes(Protocol):
 
     def of_mix(self, mix: Mix, duty: float = 0.0) -> float:
         """Return the seconds of a step, while prompts take a share `duty` of the time."""
+
+    def line(self, mix: Mix) -> "Line":
+        """Return the seconds of a step that decodes, and of those after it."""
 
     def slower(self, factor: float) -> Self: ...

@@ -16,6 +16,7 @@ import copy
 import hashlib
 import io
 import math
+from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -34,7 +35,7 @@ from ladder_sim.errors import UsageError
 from ladder_sim.graph.techniques.token_split import DECODE_TOKENS, PROMPT_TOKENS
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.serving.steps.grids import DUTIES, KINDS, PARTS, Grids
-from ladder_sim.serving.steps.mix import Mix, StepLimits
+from ladder_sim.serving.steps.mix import Line, Mix, StepLimits
 from ladder_sim.serving.steps.rest import Rest
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.workload import ROUNDS, SPREAD
@@ -92,10 +93,16 @@ class Grid:
         corners = [(self.values, 1.0)]
         for axis, coordinate in zip(self.axes, coordinates, strict=True):
             cell, up = axis.place(coordinate)
-            nearest = [(values[cell], weight * (1.0 - up)) for values, weight in corners]
-            if up:
-                nearest += [(values[cell + 1], weight * up) for values, weight in corners]
-            corners = nearest
+            if up in (0.0, 1.0):
+                cell += int(up)
+                corners = [(values[cell], weight) for values, weight in corners]
+            else:
+                low = 1.0 - up
+                corners = [
+                    corner
+                    for values, weight in corners
+                    for corner in ((values[cell], weight * low), (values[cell + 1], weight * up))
+                ]
         return corners
 
 
@@ -137,11 +144,16 @@ class StepTimes:
         self.limits, self.host_request_s, self.host_step_s = limits, host_request_s, host_step_s
         self._factor = 1.0
         requests, contexts, lengths = Axis(grids.requests), Axis(grids.contexts), Axis(grids.lengths)
-        self._decode = [Grid([requests, contexts], decode_s) for decode_s in grids.decode_s]
+        self._decode = [(np.array(requests.values), decode_s) for decode_s in grids.decode_s]
+        self._contexts = np.array(contexts.values)
         self._split_from = split_from
         self._prompt = Grid([Axis(grids.shares), requests, lengths], grids.prompt_s)
-        self._head = Grid([Axis(grids.rows)], grids.head_s)
+        self._head = Polyline(grids.rows, grids.head_s)
         self._decode_rest, self._mixed_rest = _RestTimes(grids.decode), _RestTimes(grids.mixed)
+
+        # made once: attention of so many requests that decode, and steps of these
+        self._attention: dict[tuple[int, int], Polyline] = {}
+        self._decoding: dict[tuple[int, int], Polyline] = {}
 
     @classmethod
     def of(
@@ -260,23 +272,92 @@ class StepTimes:
     def of_mix(self, mix: Mix, duty: float = 0.0) -> float:
         """Return the seconds of a step of requests that are added up, without checks."""
         decoding, context, prompts, chunk, pairs, drafted = mix
+        if not prompts:
+            return self._factor * self._steps(decoding, drafted).at(context / decoding)
         # each row has logits
         rows = decoding + drafted
-        tokens, sequences = rows + chunk, rows + prompts
-        decode_from, prompts_from = self._split_from
-        attention = self._decode[1 if tokens >= (prompts_from if prompts else decode_from) else 0]
-        # tokens that a request reads pass once for all of its rows
-        decode_s = attention.at(decoding, context / decoding) if decoding else 0.0
-        if not prompts:
-            attention_s, rest_s = decode_s, self._decode_rest.at(tokens, decode_s, _DECODES)
-        else:
-            length = pairs / chunk
-            attention_s = decode_s + self._prompt.at(chunk / prompts / length, prompts, length)
-            rest_s = self._mixed_rest.at(tokens, attention_s, _KINDS.corners(duty, decode_s / attention_s))
+        tokens = rows + chunk
+        decode_s = 0.0
+        if decoding:
+            decode_s = self._attention_of(decoding, int(tokens >= self._split_from[1])).at(context / decoding)
+        length = pairs / chunk
+        attention_s = decode_s + self._prompt.at(chunk / prompts / length, prompts, length)
+        rest_s = self._mixed_rest.at(tokens, attention_s, _KINDS.corners(duty, decode_s / attention_s))
         host_s = self.host_step_s + self.host_request_s * decoding
-        return self._factor * (attention_s + rest_s + self._head.at(sequences) + host_s)
+        return self._factor * (attention_s + rest_s + self._head.at(rows + prompts) + host_s)
+
+    def line(self, mix: Mix) -> Line:
+        """Return the seconds of a step that decodes, and of those after it."""
+        first_s, more_s, steps = self._steps(mix.decoding, mix.drafted).line(mix.context / mix.decoding)
+        return Line(self._factor * first_s, self._factor * more_s, steps)
+
+    def _attention_of(self, decoding: int, which: int) -> "Polyline":
+        """Return the seconds of attention of requests that decode, by the tokens that each of them reads."""
+        key = decoding, which
+        if key not in self._attention:
+            requests, decode_s = self._decode[which]
+            at = np.interp(decoding, requests, np.arange(len(requests), dtype=np.float64))
+            low = min(int(at), len(requests) - 2)
+            seconds = decode_s[low] + (at - low) * (decode_s[low + 1] - decode_s[low])
+            self._attention[key] = Polyline(self._contexts, seconds)
+        return self._attention[key]
+
+    def _steps(self, decoding: int, drafted: int) -> "Polyline":
+        """Return the seconds of steps that decode so many requests, by the tokens that each of them reads."""
+        key = decoding, drafted
+        if key not in self._decoding:
+            rows = decoding + drafted
+            attention = self._attention_of(decoding, int(rows >= self._split_from[0]))
+            points = attention.refined(self._decode_rest.nodes(rows))
+            attention_s = np.interp(points, attention.points, attention.values)
+            rest_s = np.array([self._decode_rest.at(rows, each_s, _DECODES) for each_s in attention_s.tolist()])
+            others_s = self._head.at(rows) + self.host_step_s + self.host_request_s * decoding
+            self._decoding[key] = Polyline(points, attention_s + rest_s + others_s)
+        return self._decoding[key]
 
 
+class Polyline:
+    """Values at increasing points: linear between neighbours, constant beyond the ends."""
+
+    __slots__ = ("points", "values")
+
+    def __init__(self, points: Floats, values: Floats) -> None:
+        self.points, self.values = (array("d", np.asarray(each, np.float64).tobytes()) for each in (points, values))
+
+    def line(self, at: float) -> tuple[float, float, int]:
+        """Return the value at a point, the slope there, and how many points, one apart, have that slope to them."""
+        points, values = self.points, self.values
+        cell = bisect_right(points, at) - 1
+        if cell < 0:
+            return values[0], 0.0, 1
+        if cell > len(points) - 2:
+            return values[-1], 0.0, _MANY
+        low, high = points[cell], points[cell + 1]
+        slope = (values[cell + 1] - values[cell]) / (high - low)
+        return values[cell] + (at - low) * slope, slope, int(high - at) + 1
+
+    def at(self, at: float) -> float:
+        """Return the value at a point."""
+        points, values = self.points, self.values
+        cell = bisect_right(points, at) - 1
+        if cell < 0:
+            return values[0]
+        if cell > len(points) - 2:
+            return values[-1]
+        low, low_s = points[cell], values[cell]
+        return low_s + (at - low) * ((values[cell + 1] - low_s) / (points[cell + 1] - low))
+
+    def refined(self, levels: Floats) -> Floats:
+        """Return the points, and those at which the value is one of some levels."""
+        points, values = np.array(self.points), np.array(self.values)
+        low, high = values[:-1, None], values[1:, None]
+        cells, which = np.nonzero((levels - low) * (levels - high) < 0.0)
+        up = (levels[which] - values[cells]) / (values[cells + 1] - values[cells])
+        return np.unique(np.concatenate([points, points[cells] + up * (points[cells + 1] - points[cells])]))
+
+
+# of steps that take equally long
+_MANY = 1 << 30
 # steps that decode are of one kind
 _DECODES = [(0, 1.0)]
 _KINDS = Grid([Axis(np.array(nodes)) for nodes in (DUTIES, PARTS)], KINDS)
@@ -290,6 +371,12 @@ class _RestTimes:
         self.tokens = Axis(np.array(list(lines)))
         self._lines = [(Axis(line.attention_s), line.rests_s.T.tolist()) for line in lines.values()]
 
+    def nodes(self, tokens: float) -> Floats:
+        """Return the seconds of attention at which steps with so many tokens may bend."""
+        cell, up = self.tokens.place(tokens)
+        axes = [self._lines[line][0].values for line in ((cell, cell + 1) if up else (cell,))]
+        return np.unique(np.concatenate(axes))
+
     def at(self, tokens: float, attention_s: float, kinds: Sequence[tuple[int, float]]) -> float:
         """Return the weighted seconds of steps of some kinds, with their tokens and the seconds of attention."""
         cell, up = self.tokens.place(tokens)
@@ -299,20 +386,22 @@ class _RestTimes:
     def _on(self, line: int, attention_s: float, kinds: Sequence[tuple[int, float]]) -> float:
         axis, points = self._lines[line]
         cell, up = axis.place(attention_s)
-        low, high = points[cell], points[cell + 1]
+        low, high, down = points[cell], points[cell + 1], 1.0 - up
         rest_s = 0.0
         for kind, weight in kinds:
-            rest_s += weight * (low[kind] + up * (high[kind] - low[kind]))
+            rest_s += weight * (down * low[kind] + up * high[kind])
         return rest_s
 
 
 def _check_tokens(name: str, tokens: Sequence[int], least: int, most: int) -> None:
+    if not tokens:
+        return
     # of each type once: a step has hundreds of requests
-    by_type: dict[type[object], int] = {type(each): each for each in tokens}
-    for of_type, number in by_type.items():
+    for of_type in set(map(type, tokens)):
         if not issubclass(of_type, Integral):
+            number = next(each for each in tokens if type(each) is of_type)
             raise UsageError(f"{name}: {number!r}: must be a whole number", hint="tokens of each request")
-    for number in (min(tokens, default=least), max(tokens, default=least)):
+    for number in (min(tokens), max(tokens)):
         if not least <= number <= most:
             raise UsageError(f"{name}: {number}: must be {least} to {most}", hint=_LARGER)
 

@@ -57,6 +57,8 @@ class EngineReplica(Replica):
     """Replica that vLLM's engine core schedules, with steps that only take time."""
 
     def _make_scheduler(self) -> None:
+        self._arrival = self.env.event()
+        self.env.process(self._run())
         self._clock = VirtualClock()
         self._started = deque[_Started]()
         self._open: dict[str, tuple[Answer, VllmRequest]] = {}
@@ -102,6 +104,8 @@ class EngineReplica(Replica):
         if self.spec.speculation:
             self._gains[request.request_id] = self.spec.speculation.gains(answer.number, answer.request.gen)
         self._core.add_request(request)
+        if not self._arrival.triggered:
+            self._arrival.succeed()
 
     def _request(self, answer: Answer) -> VllmRequest:
         """Make vLLM's request of one of ours."""
@@ -134,10 +138,12 @@ class EngineReplica(Replica):
         return self._started[-1].seconds
 
     def _run(self) -> Generator[simpy.Event, object, None]:
+        """Run steps for ever; with nothing to run, wait for the next request."""
         core = self._core
         while True:
             if not core.scheduler.has_requests() and not core.batch_queue:
-                yield self._next_arrival()
+                self._arrival = self.env.event()
+                yield self._arrival
                 continue
             self._clock.reach(self.env.now)
             outputs, ran = core.step_fn()

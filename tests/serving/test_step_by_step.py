@@ -1,0 +1,116 @@
+"""The engine that takes steps together against one that takes them one by one: every request's times are equal."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ladder_sim import Scenario
+from ladder_sim.serving import Lengths, Service, Traffic
+from ladder_sim.serving.engine import replica
+from ladder_sim.serving.engine.replica import Gaps, SimulatedReplica
+from ladder_sim.serving.engine.scheduler import SchedulerSpec
+from ladder_sim.serving.requests.request import Request
+from tests.serving.step_by_step import StepByStep
+from tests.support.laws import law
+from tests.support.replicas import AnswerTimes, LinearTimes, steps_and_answers
+
+SPECS = st.builds(
+    SchedulerSpec,
+    step_tokens=st.sampled_from([16, 100, 1000]),
+    step_requests=st.sampled_from([1, 3, 16]),
+    kv_blocks=st.sampled_from([40, 60, 400]),
+    mixed_steps=st.booleans(),
+    chunked_prompts=st.booleans(),
+    prefix_cache=st.booleans(),
+    ahead=st.booleans(),
+    answer_share=st.sampled_from([0.0, 0.7, 1.0]),
+)
+
+
+@st.composite
+def loads(draw: st.DrawFn) -> list[Request]:
+    # no two events at one time, unless requests come together
+    gaps_s = st.sampled_from([0.0, 0.0, 0.00301, 0.10037, 3.00071])
+    lengths = st.tuples(gaps_s, st.just(1) | st.integers(1, 500), st.just(1) | st.integers(1, 90), st.integers(0, 4))
+    requests, now_s = list[Request](), 0.0
+    for gap_s, prompt, gen, parts in draw(st.lists(lengths, min_size=1, max_size=25)):
+        now_s += gap_s
+        prefix = tuple(range(parts))
+        requests.append(Request(arrival_s=now_s, prompt=prompt, gen=gen, prefix=prefix, prefix_tokens=48))
+    return requests
+
+
+@law(examples=150)
+@given(loads(), SPECS)
+def test_steps_taken_together_are_those_taken_one_by_one(requests: list[Request], spec: SchedulerSpec) -> None:
+    """Whatever is scheduled, every request has its first and its last token when it has them step by step."""
+    times = LinearTimes(0.0117, 1.3e-5)
+    equal(steps_and_answers(SimulatedReplica, requests, spec, times)[1], StepByStep(requests, spec, times).run())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("little", [False, True])
+@pytest.mark.parametrize("prefix", [0, 400])
+@pytest.mark.parametrize(
+    ("rate", "given"),
+    [
+        (1.0, {}),
+        (10.0, {}),
+        (8.0, {"stack": "sglang"}),
+        (8.0, {"stack": "trtllm"}),
+        (6.0, {"stack": "vllm@0.12"}),
+        (10.0, {"technique": "token-split"}),
+        (6.0, {"model": "qwen3-235b-a22b"}),
+    ],
+)
+def test_predicted_steps_are_equal(rate: float, given: dict[str, Any], prefix: int, *, little: bool) -> None:
+    """Of 70B and others, where a step's time bends with context: with and without preemption."""
+    lengths = Lengths.parse("lognormal:600:0.7"), Lengths.parse("lognormal:100:0.8")
+    load = Traffic(prompt=lengths[0], gen=lengths[1], rate=rate, requests=60, prefix=prefix, seed=5)
+    service = Service.for_requests(Scenario(**{"model": "70b", "stack": "vllm", **given}), load)
+    none = {"frontend_s": 0.0, "frontend_steps": 0.0, "frontend_token_s": 0.0}
+    tokens = service.context + (1000 if little else 100_000)
+    spec = replace(service.spec, **none, kv_blocks=tokens // service.spec.block_tokens, poll_steps=1)
+    requests, times = list(load), service.times("ladder")
+    taken = steps_and_answers(SimulatedReplica, requests, spec, times)[1]
+    equal(taken, StepByStep(requests, spec, times).run())
+    if little and rate > 1.0 and spec.answer_share < 1.0:
+        assert any(answer.preemptions for answer in taken)
+
+
+def equal(taken: list[AnswerTimes], step_by_step: list[AnswerTimes]) -> None:
+    assert [answer.preemptions for answer in taken] == [answer.preemptions for answer in step_by_step]
+    for own, their in zip(taken, step_by_step, strict=True):
+        assert (own.first_s, own.last_s) == pytest.approx((their.first_s, their.last_s), rel=1e-9)
+
+
+def test_times_between_tokens_that_hardly_differ_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is bounded, the mean stays, and no percentile moves by more than a thousandth."""
+    exact = Gaps()
+    random = np.random.default_rng(1)
+    lines = [
+        (int(count), float(first_s))
+        for count, first_s in zip(random.integers(1, 99, 5000), random.gamma(2.0, 0.01, 5000), strict=True)
+    ]
+    monkeypatch.setattr(replica, "_MOST_LINES", 3000)
+    joined = Gaps()
+    for line in lines:
+        joined.add(*line, 1e-6, 3)
+    monkeypatch.setattr(replica, "_MOST_LINES", 10**6)
+    for line in lines:
+        exact.add(*line, 1e-6, 3)
+    (few_s, few), (all_s, every) = joined.columns(), exact.columns()
+    assert len(few_s) < len(all_s) / 2
+    assert (few.sum(), (few * few_s).sum()) == pytest.approx((every.sum(), (every * all_s).sum()))
+    for share in (0.5, 0.9, 0.99):
+        assert quantile(few_s, few, share) == pytest.approx(quantile(all_s, every, share), rel=1e-3)
+
+
+def quantile(values: Any, counts: Any, share: float) -> float:
+    order = np.argsort(values)
+    reached = np.cumsum(counts[order])
+    return float(values[order][np.searchsorted(reached, share * reached[-1])])
