@@ -1,4 +1,4 @@
-"""``python -m tools.profiles.older --system h100_sxm --older DIR``: tables of an engine's version that is not its newest.
+"""``python -m tools.profiles.older --older DIR``: tables of an engine's version that is not its newest.
 
 aiconfigurator-core holds the newest version of each engine alone. aiconfigurator 0.4.0 (Apache-2.0, the same authors)
 has TensorRT-LLM 1.0's, in files of comma-separated values. Of these a profile gets what differs between versions: GEMMs
@@ -97,7 +97,9 @@ def make_older(system: str, source: Path | None, older: Path, *, created: str) -
                 version=VERSION,
                 files=tuple(f"{name}/{each}" for each in files),
                 citation=f"https://pypi.org/project/{PACKAGE}/{VERSION}/, (c) NVIDIA and affiliates",
-                notes=(f"gemm fp8: quantisation of {newest.environment['engine']} subtracted ({', '.join(QUANTISATION)})",),
+                notes=(
+                    f"gemm fp8: quantisation of {newest.environment['engine']} subtracted ({', '.join(QUANTISATION)})",
+                ),
             ),
         ),
         gemm={**newest.gemm, "fp8": make_table("gemm", "fp8", [gemms], reference)},
