@@ -1,10 +1,11 @@
 """``python -m tools.profiles.serving_fit FILE``: fits what engines take beyond their kernels to measured servings.
 
 Three figures of stacks are free (`FIGURES`), each fitted alone to the servings of its engine: robust least squares of
-the logarithm of the time per further token. A fit sees rows in 16 bits alone, whose GEMMs are one library's in every
-engine and version; kernels of quantised models change with the version, and a figure must not make up for them. How
-well the figures carry over is checked by leaving out each model, version, GPU and format in turn (`PARTS`); intervals
-follow from the errors of the models left out (`tools.profiles.serving_checks`). Models with experts are never fitted.
+the logarithm of the time per further token, and of the figure over its prior. A fit sees rows in 16 bits alone, whose
+GEMMs are one library's in every engine and version; kernels of quantised models change with the version, and a figure
+must not make up for them. How well the figures carry over is checked by leaving out each model, version, GPU and
+format in turn (`PARTS`); intervals follow from the errors of the models left out (`tools.profiles.serving_checks`).
+Models with experts are never fitted.
 """
 
 import sys
@@ -32,6 +33,8 @@ from ladder_sim.validation.serving_table import Serving, Setup, read_servings
 UNQUANTIZED = ("bf16", "fp16")
 # errors beyond it, of the logarithm of a time, count less than their squares
 USUAL_ERROR = 0.05
+# standard deviation of the logarithm of a figure over its prior: a factor of two, which few rows do not overrule
+PRIOR_SPREAD = np.log(2.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ class Figure:
     """Field of the stack, in seconds."""
     engines: tuple[str, ...]
     prior_s: float
-    """Where the fit starts, and what stands in where neither the rows nor another engine say anything."""
+    """Where the fit starts and is drawn to, and what stands in where no rows nor another engine say anything."""
 
 
 FIGURES = (
@@ -167,14 +170,16 @@ def _fit_one(number: int, rows: tuple[Serving, ...]) -> float:
 
     def residuals(scale: Floats) -> Floats:
         values[number] = scale[0] * FIGURES[number].prior_s
-        errors: Floats = np.log(problem.times_s(values)[0] / measured_s) / USUAL_ERROR
-        return errors
+        errors = np.log(problem.times_s(values)[0] / measured_s) / USUAL_ERROR
+        return np.append(errors, np.log(scale) / PRIOR_SPREAD)
 
     scale = np.ones(1)
     # requests are served step by step, so that times change in small jumps: wide differences pass over them, and narrow
     # ones find the figures from there
     for difference in (0.1, 0.03, 0.01, 0.003):
-        scale = least_squares(residuals, scale, loss="soft_l1", bounds=(0.0, 20.0), diff_step=difference, max_nfev=20).x
+        scale = least_squares(
+            residuals, scale, loss="soft_l1", bounds=(0.01, 20.0), diff_step=difference, max_nfev=20
+        ).x
     return float(scale[0]) * FIGURES[number].prior_s
 
 
