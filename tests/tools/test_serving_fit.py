@@ -12,6 +12,7 @@ from ladder_sim.errors import UsageError
 from ladder_sim.specs import catalog
 from ladder_sim.validation.serving_table import Serving, read_servings
 from tests.conftest import REPO, SHIPPED
+from tools.profiles import serving_fit
 from tools.profiles.serving_fit import FIGURES, PARTS, Problem, fit_serving
 
 SAMPLE = SHIPPED / "serving-dense.csv"
@@ -22,7 +23,9 @@ def servings() -> tuple[Serving, ...]:
 
 
 @pytest.mark.slow
-def test_the_figures_that_made_the_servings_are_found() -> None:
+def test_the_figures_that_made_the_servings_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    # the sample has few rows, which a prior would outweigh
+    monkeypatch.setattr(serving_fit, "PRIOR_SPREAD", np.inf)
     true_s = np.array([15e-6, 40e-6, 45e-6])
     rows = servings()
     tpot_s, ttft_s = Problem(rows).times_s(true_s)
@@ -64,6 +67,19 @@ def test_servings_that_cannot_be_fitted_are_refused() -> None:
         fit_serving([row for row in rows if row.setup.model == "qwen3-32b"])
     with pytest.raises(UsageError, match="one token"):
         fit_serving([*rows, dataclasses.replace(rows[0], gen=1)])
+
+
+def test_few_rows_leave_a_figure_near_its_prior() -> None:
+    """Regression: six servings of SGLang 0.5.8 made its CPU time 0."""
+    (first, *_) = (row for row in servings() if row.setup.engine == "sglang" and row.setup.dtype == "bf16")
+    fitted = [
+        serving_fit._fit_one(0, (dataclasses.replace(first, tpot_s=0.9 * first.tpot_s, line=line),) * rows)
+        for line, rows in enumerate((1, 30))
+    ]
+    prior_s = FIGURES[0].prior_s
+    # the more rows, the further from it
+    assert fitted[1] < fitted[0] < prior_s
+    assert fitted[0] > 0.3 * prior_s
 
 
 @pytest.mark.slow
