@@ -71,12 +71,13 @@ def make_older(system: str, source: Path | None, older: Path, *, created: str) -
     gemm, attention, allreduce = (read_columns(folder / each) for each in files)
     reference = newest.reference
     new = package.SystemFiles(system, source)
+    figures = package.read_gpu_figures(new.description)
     quantisation = new.data / "quantize" / newest.environment["engine"].replace(" ", "/")
     gemms = static(
         parquet.gemm_series(label, gemm, "fp8"),
         [parquet.quantise_series(label, new.columns(quantisation / f"{each}_perf.parquet")) for each in QUANTISATION],
-        bandwidth_Bps=reference.hbm_bandwidth_Bps,
-        flops=reference.fp8_flops,
+        bandwidth_Bps=figures["mem_bw"],
+        flops=figures["fp8_tc_flops"],
     )
     prompts = {kv: parquet.attention_series(label, attention, "attention_prefill", kv) for kv in parquet.KV_DTYPES}
     custom = {

@@ -178,7 +178,7 @@ def _fit_one(number: int, rows: tuple[Serving, ...]) -> float:
     # ones find the figures from there
     for difference in (0.1, 0.03, 0.01, 0.003):
         scale = least_squares(
-            residuals, scale, loss="soft_l1", bounds=(0.01, 20.0), diff_step=difference, max_nfev=20
+            residuals, scale, loss="soft_l1", bounds=(0.01, 20.0), diff_step=[difference], max_nfev=20
         ).x
     return float(scale[0]) * FIGURES[number].prior_s
 
