@@ -308,7 +308,8 @@ def own_variant(model: ModelSpec) -> str:
 def resolve_profile(scenario: Scenario, profile: str | CalibrationProfile | None) -> CalibrationProfile | None:
     """Return the profile to use; None for the roofline.
 
-    The one given, else the cluster's own: its engine's on that GPU if one is shipped, with its stack's fit.
+    The one given, else the cluster's own: its engine's on that GPU if one is shipped, of its version or of the newest,
+    with its stack's fit.
     """
     if isinstance(profile, CalibrationProfile):
         return profile
@@ -318,8 +319,9 @@ def resolve_profile(scenario: Scenario, profile: str | CalibrationProfile | None
     if profile is not None:
         return load_profile(name)
     stack = scenario.stack
-    own = f"{name}-{stack.engine}"
-    measured = load_profile(own if stack.engine and is_shipped(own) else name)
+    engine = [f"{name}-{stack.engine}"] if stack.engine else []
+    own = [f"{each}-{stack.tables}" for each in engine if stack.tables] + engine
+    measured = load_profile(next(filter(is_shipped, own), name))
     if not stack.profile:
         return measured
     calibrated = load_profile(stack.profile)

@@ -314,6 +314,8 @@ class CalibrationProfile:
     """Times of ops where they stand in real passes, which take the place of tables and curves; None: there are none."""
     base: str = ""
     """Shipped profile that tables and curves come from where this one has none of its own; empty: all are its own."""
+    root: str = ""
+    """Shipped profile that `base` is made of itself; empty: of none."""
     stack_fit: StackFit | None = None
     """A stack's figures, fitted to end-to-end runs."""
     given: Given | None = None
@@ -341,7 +343,7 @@ class CalibrationProfile:
     @property
     def tables_of(self) -> str:
         """Name of the profile that the tables were measured for."""
-        return self.base or self.name
+        return self.root or self.base or self.name
 
     def fit_of(self, stack: str) -> StackFit | None:
         """Return the fit to runs of a stack; None if this profile has none."""

@@ -57,7 +57,7 @@ MAX_DOCUMENT_BYTES = 64 * 2**20
 # in errors of files that are none
 _WHAT = "a profile, which `ladder-sim calibrate fit` makes of samples"
 _SHIPPED = Path(__file__).parent / "profiles"
-_SHIPPED_NAME = re.compile(r"[a-z0-9-]+")
+_SHIPPED_NAME = re.compile(r"[a-z0-9-]+(\.[0-9]+)?")
 # entries that are left out where there is nothing in them
 _OPTIONAL = ("stack_fit", "sampling", "experts", "in_place")
 # entries of a derived profile that add to its base's
@@ -241,6 +241,7 @@ def _derived(parsed: DerivedDocument) -> CalibrationProfile:
         base,
         name=parsed.name,
         base=parsed.base,
+        root=base.base and base.tables_of,
         created=parsed.created,
         sources=(*base.sources, *parsed.sources),
         **over,

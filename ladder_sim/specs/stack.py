@@ -238,6 +238,8 @@ class StackSpec:
     """Share of its answer for which a request holds KV cache on average, as the engine admits requests."""
     engine: str = ""
     """Engine whose measured attention and all-reduces price its own, e.g. "vllm"; empty: the GPU's tables alone."""
+    tables: str = ""
+    """Version of the engine whose measurements those are, e.g. "1.0"; empty, or not measured on a GPU: the newest."""
     sampling: Sampling = "greedy"
     """How the next token is chosen; top-p without measurements of it in the profile is as fast as greedy."""
     profile: str = ""

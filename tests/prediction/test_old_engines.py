@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from ladder_sim import Scenario, predict
+from ladder_sim.prediction import resolve_profile
 from tests.support.predict_one import predict_one
 
 # a Qwen2 of 32B under vLLM 0.7.2, static batches, prompt 1, 200 new tokens, seconds for all (vllm-project/vllm#16300)
@@ -72,3 +73,20 @@ def test_experts_without_a_measurement_are_unpacked_and_said_so() -> None:
     assert not any(
         "no experts" in line for line in predict(measured_there, ["standard"])["standard"].confidence.warnings
     )
+
+
+@pytest.mark.parametrize(
+    ("stack", "cluster", "expected"),
+    [
+        ("trtllm@1.0.0rc3", "h100-sxm", "h100-sxm-trtllm-1.0"),
+        ("trtllm@0.20", "h200-sxm", "h200-sxm-trtllm-1.0"),
+        ("trtllm@1.1", "h100-sxm", "h100-sxm-trtllm"),
+        ("trtllm", "h100-sxm", "h100-sxm-trtllm"),
+        # there only the newest version was measured
+        ("trtllm@1.0", "b200-sxm", "b200-sxm-trtllm"),
+    ],
+)
+def test_a_version_is_priced_by_its_own_tables_where_there_are_any(stack: str, cluster: str, expected: str) -> None:
+    profile = resolve_profile(Scenario(model="8b", cluster=cluster, stack=stack), None)
+    assert profile is not None
+    assert profile.name == expected

@@ -39,14 +39,17 @@ COLUMNS = (
 MODELS = ("dense", "experts")
 
 
-def rows(models: str, comparisons: Sequence[ServingComparison]) -> list[dict[str, str]]:
-    """The rows of one table, errors and shares as fractions."""
+def rows(models: str, file: Path) -> list[dict[str, str]]:
+    """The rows of one table, errors and shares as fractions; models with experts are never fitted."""
+    left_out = {"model": compared(file)} if models == "experts" else unseen(compared(file))
+    comparisons = left_out["model"]
     groups = {by: members for by, members in summarize_servings(comparisons).items() if by in PARTS}
     groups["all"] = {"all": summary(comparisons)}
+    groups["left out"] = {part: summary(each) for part, each in left_out.items() if models == "dense"}
     groups["tokens"] = {value: summary(members) for value, members in _by_tokens(comparisons).items()}
     return [
         dict(zip(COLUMNS, (models, by, value, *_cells(*groups[by][value])), strict=True))
-        for by in ("all", *PARTS, "tokens")
+        for by in ("all", "left out", *PARTS, "tokens")
         for value in groups[by]
     ]
 
@@ -67,14 +70,16 @@ def _by_tokens(comparisons: Sequence[ServingComparison]) -> dict[str, list[Servi
     }
 
 
-def unseen(comparisons: Sequence[ServingComparison]) -> list[ServingComparison]:
-    """Dense servings, each predicted by a fit of the engines' figures without its model."""
+def unseen(comparisons: Sequence[ServingComparison]) -> dict[str, Sequence[ServingComparison]]:
+    """Dense servings, each predicted by a fit of the engines' figures without its model, its version and so on."""
     fitted = [each for each in comparisons if not each.serving.left_out]
-    errors = fit_serving([each.serving for each in fitted]).log_errors
-    return [
-        replace(each, tpot=_moved(each.tpot, tpot_error), ttft=_moved(each.ttft, ttft_error))
-        for each, tpot_error, ttft_error in zip(fitted, errors["tpot"], errors["ttft"], strict=True)
-    ]
+    return {
+        part: [
+            replace(each, tpot=_moved(each.tpot, tpot_error), ttft=_moved(each.ttft, ttft_error))
+            for each, tpot_error, ttft_error in zip(fitted, errors["tpot"], errors["ttft"], strict=True)
+        ]
+        for part, errors in fit_serving([each.serving for each in fitted]).log_errors.items()
+    }
 
 
 def _moved(quantity: Quantity | None, log_error: float) -> Quantity:
@@ -105,15 +110,10 @@ def compared(file: Path) -> ServingValidation:
     return compare_servings(read_servings(file.read_bytes(), file.name))
 
 
-def of_table(models: str, file: Path) -> Sequence[ServingComparison]:
-    """A whole table's rows: models with experts are never fitted."""
-    return unseen(compared(file)) if models == "dense" else compared(file)
-
-
 if __name__ == "__main__":
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
     for table, path in zip(MODELS, sys.argv[1:], strict=True):
-        writer.writerows(rows(table, of_table(table, Path(path))))
+        writer.writerows(rows(table, Path(path)))
     SERVINGS.write_text(text.getvalue(), "utf-8")

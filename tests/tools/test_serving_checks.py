@@ -32,11 +32,11 @@ def test_a_width_counts_its_models_against_the_wider_group() -> None:
     (form,) = {form for _, form in found if form}
     every = math.log1p(found["", ""].tpot)
     assert every == pytest.approx(0.4)
-    # two models to one
-    two = math.exp((2 * math.log(0.1) + math.log(0.4)) / 3)
+    # two models to two
+    two = math.exp((2 * math.log(0.1) + 2 * math.log(0.4)) / 4)
     assert math.log1p(found["vllm", ""].tpot) == pytest.approx(two)
-    assert math.log1p(found["vllm", form].tpot) == pytest.approx(math.exp((2 * math.log(0.1) + math.log(two)) / 3))
-    # one to one
+    assert math.log1p(found["vllm", form].tpot) == pytest.approx(math.exp((2 * math.log(0.1) + 2 * math.log(two)) / 4))
+    # one to two, which are as wide
     assert math.log1p(found["sglang", ""].tpot) == pytest.approx(0.4)
     assert math.log1p(found["", ""].ttft) == pytest.approx(0.8)
 

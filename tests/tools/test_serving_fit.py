@@ -1,6 +1,7 @@
 """The fit of what engines take beyond their kernels: it finds what made the servings, and says how it carries over."""
 
 import dataclasses
+import re
 import subprocess
 import sys
 
@@ -11,7 +12,8 @@ from ladder_sim.errors import UsageError
 from ladder_sim.specs import catalog
 from ladder_sim.validation.serving_table import Serving, read_servings
 from tests.conftest import REPO, SHIPPED
-from tools.profiles.serving_fit import FIGURES, Problem, fit_serving
+from tools.profiles import serving_fit
+from tools.profiles.serving_fit import FIGURES, PARTS, Problem, fit_serving
 
 SAMPLE = SHIPPED / "serving-dense.csv"
 
@@ -21,7 +23,9 @@ def servings() -> tuple[Serving, ...]:
 
 
 @pytest.mark.slow
-def test_the_figures_that_made_the_servings_are_found() -> None:
+def test_the_figures_that_made_the_servings_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    # the sample has few rows, which a prior would outweigh
+    monkeypatch.setattr(serving_fit, "PRIOR_SPREAD", np.inf)
     true_s = np.array([15e-6, 40e-6, 45e-6])
     rows = servings()
     tpot_s, ttft_s = Problem(rows).times_s(true_s)
@@ -31,15 +35,17 @@ def test_the_figures_that_made_the_servings_are_found() -> None:
     ]
     fit = fit_serving(made)
     assert fit.values == pytest.approx(true_s, rel=0.02)
-    assert set(fit.left_out) == {"qwen3-32b", "llama-3.1-8b"}
-    # no serving of vLLM is of another model: the figure of SGLang stands in
-    host_s = [
-        value
-        for figure, value in zip(FIGURES, fit.left_out["qwen3-32b"], strict=True)
-        if figure.field == "host_request_s"
-    ]
-    assert host_s[0] == host_s[1]
-    errors = np.abs(fit.log_errors["tpot"])
+    priors_s = [figure.prior_s for figure in FIGURES]
+    without = {part: dict(values) for part, values in fit.left_out.items()}
+    assert set(without["model"]) == {"qwen3-32b", "llama-3.1-8b"}
+    # no other model was served by vLLM or SGLang in 16 bits, none at all without that format
+    assert without["model"]["qwen3-32b"][:2] == pytest.approx(priors_s[:2])
+    assert without["format"]["bf16"] == pytest.approx(priors_s)
+    assert without["format"]["fp8"] == pytest.approx(fit.values)
+    # without vLLM's version the figure of SGLang stands in
+    (vllm,) = (values for version, values in without["version"].items() if version.startswith("vllm"))
+    assert vllm[0] == vllm[1] == pytest.approx(fit.values[0])
+    errors = np.abs(fit.log_errors["model"]["tpot"])
     of_trtllm, of_vllm = (np.array([row.setup.engine == engine for row in made]) for engine in ("trtllm", "vllm"))
     # without Llama no serving of TensorRT-LLM is in 16 bits: 50 us of a launch stand in for 45
     assert np.quantile(errors[of_trtllm], 0.9) < 0.02 < errors[of_vllm].max()
@@ -63,11 +69,27 @@ def test_servings_that_cannot_be_fitted_are_refused() -> None:
         fit_serving([*rows, dataclasses.replace(rows[0], gen=1)])
 
 
+def test_few_rows_leave_a_figure_near_its_prior() -> None:
+    """Regression: six servings of SGLang 0.5.8 made its CPU time 0."""
+    (first, *_) = (row for row in servings() if row.setup.engine == "sglang" and row.setup.dtype == "bf16")
+    fitted = [
+        serving_fit._fit_one(0, (dataclasses.replace(first, tpot_s=0.9 * first.tpot_s, line=line),) * rows)
+        for line, rows in enumerate((1, 30))
+    ]
+    prior_s = FIGURES[0].prior_s
+    # the more rows, the further from it
+    assert fitted[1] < fitted[0] < prior_s
+    assert fitted[0] > 0.3 * prior_s
+
+
 @pytest.mark.slow
 def test_the_command_prints_figures() -> None:
     command = [sys.executable, "-m", "tools.profiles.serving_fit", str(SAMPLE)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "eager_launch_s" in done.stdout
-    assert "without qwen3-32b" in done.stdout
-    assert "rows whose model was left out: TPOT errs by" in done.stdout
+    # what was left out, the worst first
+    parts = re.findall(r"^(model|version|GPU|format) +([\d.]+)%", done.stdout, re.MULTILINE)
+    assert {part for part, _ in parts} == set(PARTS)
+    worst_first = [float(error) for _, error in parts]
+    assert worst_first == sorted(worst_first, reverse=True)

@@ -407,7 +407,7 @@ if SOURCE:
         made = [
             row
             for models, file in zip(servings.MODELS, files, strict=True)
-            for row in servings.rows(models, servings.of_table(models, Path(SOURCE) / file))
+            for row in servings.rows(models, Path(SOURCE) / file)
         ]
         assert made == servings.shown()
 

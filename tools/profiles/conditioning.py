@@ -7,12 +7,14 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ladder_sim.closed_loop.step import LIMITS
 from ladder_sim.conditioning import ELSEWHERE_SD, FACTORS, INTERVAL_SD, explained, responses, width
 from ladder_sim.errors import LadderSimError
 from ladder_sim.prediction import resolve_profile
@@ -34,8 +36,10 @@ def rows_of(servings: Sequence[Serving]) -> Iterator[Row]:
     for serving in servings:
         if serving.left_out or serving.gen < 2:
             continue
+        limits = ((f"stack.{name}", limit) for name in LIMITS if (limit := getattr(serving, name)))
+        setup = replace(serving.setup, server=(*serving.setup.server, *limits))
         try:
-            scenario = serving.scenario()
+            scenario = setup.scenario(serving.concurrency, serving.prompt, serving.gen)
         except LadderSimError:
             continue
         profile = resolve_profile(scenario, None)
