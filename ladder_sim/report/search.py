@@ -14,7 +14,7 @@ from ladder_sim.search.search import Candidate, Found
 from ladder_sim.wirings.names import parse
 
 # rows of the default answer for each front
-_SHOWN = 3
+_SHOWN = 2
 
 
 class SearchReport(Report[Found]):
@@ -68,11 +68,11 @@ class SearchReport(Report[Found]):
             "instead",
             f"Of named wirings {named} is the fastest; {fastest.variant} {gain_text(over, named)}.",
         )
+        yield Remark("try", "--write best.toml makes it a file: run, train and vLLM take --variant best.toml.")
         if best.known:
             yield Remark("quality", f"{best.known[0].metric}: {best.known[0].source}.")
         elif quality := quality_of(best.variant):
             yield Remark("quality", f"{quality.sentence}.")
-        yield Remark("try", "--write best.toml makes it a file: run, train and vLLM take --variant best.toml.")
         candidates = (len(found.space.choices) + 1) ** len(found.space.groups(found.scenario.model.layers))
         yield Remark(
             "why",
@@ -106,6 +106,6 @@ def _lost(each: Candidate) -> str:
 
 
 def _spread(front: Sequence[Candidate]) -> list[Candidate]:
-    """Return a few wirings of a front, the last among them."""
-    step = max(1.0, (len(front) - 1) / (_SHOWN - 1))
-    return [front[round(number * step)] for number in range(min(_SHOWN, len(front)))]
+    """Return a few wirings of a front at equal distances, the last among them."""
+    count = min(_SHOWN, len(front))
+    return [front[len(front) * number // count - 1] for number in range(1, count + 1)]

@@ -158,7 +158,7 @@ def test_the_best_is_written_as_a_wiring_that_others_read(tmp_path: Path) -> Non
     again = predict(Scenario(model="70b", gen=16), ["standard", str(file)])[str(file)]
     assert again.speedup.value == pytest.approx(best["speedup"])
     assert best["source"].startswith("arXiv 2501.06589")
-    text = run(*command).out
+    text = run(*command, "--explain").out
     assert "Of named wirings" in text
     assert "--write best.toml" in text
 
