@@ -47,7 +47,7 @@ def gains() -> int:
     beyond = 0
     print("scenario | fastest found | over standard | fastest named | found over named | beyond its interval")
     for fields in SCENARIOS:
-        found = search(Scenario(**fields), SPACE, ignore_memory=True)  # type: ignore[arg-type]
+        found = search(Scenario(**fields), SPACE, ignore_memory=True)
         fastest = min((*found.known, *found.unknown), key=lambda each: each.request_s)
         over = [found.over(fastest, name) for name in found.named if name != fastest.variant]
         beyond += all(map(is_faster, over))

@@ -27,13 +27,18 @@ class SearchReport(Report[Found]):
     @property
     def columns(self) -> Sequence[Column[Candidate]]:
         """Figures of each wiring."""
-        predictions = self.answer.predictions
         return (
-            Column("variant", lambda each: str(each.variant), "wiring"),
+            Column("variant", lambda each: str(each.variant), "wiring", kind=str),
             Column("layers", lambda each: each.layers, "layers", kind=int),
-            Column("speedup", lambda each: predictions[each.variant].speedup, "speedup", kind=Interval, decimals=2),
-            Column("tpot_s", lambda each: predictions[each.variant].tpot_s, "TPOT", null=True),
-            Column("lost", lambda each: each.known and each.known[1], "lost", _lost, null=True),
+            Column(
+                "speedup",
+                lambda each: self.answer.predictions[each.variant].speedup,
+                "speedup",
+                kind=Interval,
+                decimals=2,
+            ),
+            Column("tpot_s", lambda each: self.answer.predictions[each.variant].tpot_s, "TPOT", null=True),
+            Column("lost", lambda each: each.known and each.known[1], "lost", _lost, kind=float, null=True),
             Column("metric", lambda each: each.known and each.known[0].metric, kind=str, null=True),
             Column("source", lambda each: each.known and each.known[0].source, kind=str, null=True),
         )
