@@ -264,6 +264,7 @@ def versus(
 def _search(asked: flags.Asked, output: Output, space: Path, written: Path | None, techniques: Sequence[str]) -> None:
     """Find the best wiring of a search space, and write it to a file if there is one."""
     from ladder_sim.search.search import search
+    from ladder_sim.search.space import read_space
     from ladder_sim.specs.techniques import Techniques
     from ladder_sim.sweeps.grid import scenario_at
     from ladder_sim.system.progress import Progress
@@ -271,7 +272,7 @@ def _search(asked: flags.Asked, output: Output, space: Path, written: Path | Non
 
     scenario = scenario_at(asked.point("technique")).having(techniques=Techniques.of(techniques))
     with Progress(1, "wirings") as progress:
-        found = search(scenario, space, watch=progress, **asked.how("ignore_memory"))
+        found = search(scenario, read_space(space), watch=progress, **asked.how("ignore_memory"))
     if written is not None and found.best is not None:
         write(parse(found.best.variant).toml, written)
     output.give(found)

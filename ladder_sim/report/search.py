@@ -68,7 +68,7 @@ class SearchReport(Report[Found]):
         if best is None:
             return
         named, fastest = found.best_named, min((*found.known, *found.unknown), key=lambda each: each.request_s)
-        over = found.over(fastest, named)
+        over = found.predictions.over(fastest.variant, named)
         yield Remark(
             "instead",
             f"Of named wirings {named} is the fastest; {fastest.variant} {gain_text(over, named)}.",

@@ -7,29 +7,25 @@ the borders finds the fastest candidates for any number of rewired layers. These
 as long as the error of the sums leaves open whether they are faster.
 """
 
+import contextlib
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import nsmallest
-from itertools import accumulate, pairwise, product
-from pathlib import Path
-from typing import Unpack
+from itertools import accumulate, pairwise
 
 from ladder_sim.analysis.versus import wirings_for
 from ladder_sim.answer import Answer
 from ladder_sim.closed_loop.step import simulate_request
-from ladder_sim.confidence import Interval
 from ladder_sim.confidence.runs import is_faster
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.sizes import model_blocks
 from ladder_sim.prediction import Predictions, predict, simulation_inputs
-from ladder_sim.search.space import Chosen, Penalty, Space, read_space
-from ladder_sim.specs.arguments import ScenarioFields
-from ladder_sim.specs.scenario import Scenario, scenario_asked
-from ladder_sim.specs.values import typed
+from ladder_sim.search.space import Chosen, Penalty, Space
+from ladder_sim.specs.scenario import Scenario
 from ladder_sim.wirings.names import FAMILIES, HYBRID, parse
 from ladder_sim.wirings.rules import PARTS, WiringError
 
@@ -96,77 +92,53 @@ class Found(Answer):
         """The fastest named wiring, whatever its quality."""
         return min(self.named, key=lambda name: self.predictions[name].request_s)
 
-    def over(self, candidate: Candidate, other: str) -> Interval:
-        """Return how many times as fast a candidate is as a named wiring."""
-        return self.predictions.over(candidate.variant, other)
 
-
-@typed()
 def search(
-    scenario: Scenario | None,
-    space: Space | str | Path,
+    scenario: Scenario,
+    space: Space,
     *,
     profile: str | CalibrationProfile | None = None,
     ignore_memory: bool = False,
     watch: Watch = lambda done, total: None,
-    **fields: Unpack[ScenarioFields],
 ) -> Found:
     """Find the fastest wirings of a model of those that a choice in each of its layers makes.
 
     Parameters
     ----------
-    scenario
-        Everything but the variant; or its arguments as keywords.
+    scenario, profile, ignore_memory
+        As in `ladder_sim.predict`; the scenario's variant does not count.
     space
-        Choices of a layer, or the path of a file that holds them.
-    profile, ignore_memory
-        As in `ladder_sim.predict`.
+        Choices of a layer.
     watch
         Function that is given how many candidates were simulated, and about how many there are to simulate.
 
     Raises
     ------
     WiringError
-        The file is wrong, or no candidate is a model.
+        No candidate is a model.
     MemoryFitError
         The model does not fit its GPUs.
     """
-    scenario = scenario_asked(scenario, fields)
-    space = space if isinstance(space, Space) else read_space(Path(space))
     times = _Times(scenario, space, profile, ignore_memory=ignore_memory, watch=watch)
     error = _simulate(_fastest(times), times)
-    layers = scenario.model.layers
-    known: dict[str, list[tuple[float, float, Chosen]]] = defaultdict(list)
-    unknown: list[tuple[float, float, Chosen]] = []
+    # by metric, empty where the quality is unknown: losses or numbers of rewired layers, and candidates
+    prices: dict[str, list[tuple[float, Chosen]]] = defaultdict(list)
     for chosen, request_s in times.of.items():
         if any(chosen) and math.isfinite(request_s):
-            lost = space.lost(chosen, layers)
-            if lost is None:
-                unknown.append((_rewired(times, chosen), request_s, chosen))
-            else:
-                known[lost[0].metric].append((lost[1], request_s, chosen))
-    if not (known or unknown):
+            known = space.lost(chosen, scenario.model.layers)
+            price = (known[0].metric, known[1]) if known else ("", times.rewired(chosen))
+            prices[price[0]].append((price[1], chosen))
+    if not prices:
         raise WiringError("no choice makes a model of these layers", hint='behind reduce = "none" there must be a sum')
     named, _ = wirings_for(scenario.model)
-    every = [*known.values(), unknown]
-    fronts = [
-        [
-            Candidate(
-                variant=_recognised(times, chosen, named),
-                layers=_rewired(times, chosen),
-                request_s=times.of[chosen],
-                known=space.lost(chosen, layers),
-            )
-            for chosen in _front([(0.0, times.of[times.standard], times.standard), *points])
-        ]
-        for points in every
-    ]
-    *of_metrics, without = fronts
-    variants = ["standard", *(each.variant for front in fronts for each in front), *named]
+    fronts = {metric: [_candidate(times, each, named) for each in _front(times, at)] for metric, at in prices.items()}
+    unknown = fronts.pop("", [])
+    found = [each for front in fronts.values() for each in front]
+    variants = ["standard", *(each.variant for each in (*found, *unknown)), *named]
     return Found(
         space=space,
-        known=[each for front in of_metrics for each in front],
-        unknown=without,
+        known=found,
+        unknown=unknown,
         named=named,
         predictions=predict(scenario, variants, profile=profile, ignore_memory=ignore_memory),
         simulated=len(times.of),
@@ -186,7 +158,7 @@ class _Times:
         ignore_memory: bool,
         watch: Watch,
     ) -> None:
-        self.scenario, self.space, self.watch = scenario, space, watch
+        self.scenario, self.space, self._watch = scenario, space, watch
         self._costs, *_ = simulation_inputs(scenario, profile, ignore_memory=ignore_memory, jitter=0.0, seed=0)
         self.groups = space.groups(scenario.model.layers)
         self.choices = range(len(space.choices) + 1)
@@ -194,9 +166,11 @@ class _Times:
         self.of: dict[Chosen, float] = {
             self.standard: float(simulate_request(scenario, ["standard"], self._costs)["standard"].request_s)
         }
+
         # where what a group adds is simulated: at the first position with the same layers around it
         surroundings = [self._around(position) for position in range(len(self.groups))]
         self._like = [surroundings.index(each) for each in surroundings]
+        self._expected = len({*surroundings}) * len(self.choices) ** (self.memory + 1) + 2 * len(self.groups)
 
     @cached_property
     def memory(self) -> int:
@@ -220,6 +194,7 @@ class _Times:
     def request_s(self, chosen: Chosen) -> float:
         """Return the time of a request; infinite if the candidate is no model."""
         if chosen not in self.of:
+            self._watch(len(self.of), max(len(self.of), self._expected))
             wiring = self.space.wiring(chosen, self.scenario.model.layers)
             try:
                 self.of[chosen] = float(simulate_request(self.scenario, [wiring], self._costs)[wiring].request_s)
@@ -237,10 +212,9 @@ class _Times:
         without_s = self.request_s((*self.standard[:start], *before, 0, *after)) if any(before) else self.base_s
         return with_s - without_s if math.isfinite(with_s) and math.isfinite(without_s) else math.inf
 
-    def windows(self) -> Iterator[tuple[int, Chosen]]:
-        """Yield the positions and windows that differ."""
-        for position in sorted(set(self._like)):
-            yield from ((position, each) for each in product(self.choices, repeat=min(position, self.memory) + 1))
+    def rewired(self, chosen: Chosen) -> int:
+        """Return the number of layers of a candidate that are not standard."""
+        return sum(len(group) for choice, group in zip(chosen, self.groups, strict=True) if choice)
 
     def _around(self, position: int) -> tuple[object, ...]:
         """Return what a model has around a group; None where it ends."""
@@ -254,11 +228,7 @@ class _Times:
 
 
 def _fastest(times: _Times) -> list[list[tuple[float, Chosen]]]:
-    """Return estimated times and candidates, best first, for each number of rewired layers, and for known places."""
-    windows = list(times.windows())
-    for number, (position, window) in enumerate(windows):
-        times.watch(number, len(windows))
-        times.added_s(position, window)
+    """Return estimated times and candidates, best first, for each number of rewired layers, and at known places."""
     penalties = [times.space.penalties.get(name) for name in times.space.choices]
     anywhere = {number for number, each in enumerate(penalties, 1) if each and each.where == "any"}
     # state at a border: choices of the last groups; the choice of all rewired groups, if it loses as much in any place,
@@ -296,7 +266,6 @@ def _simulate(alike: Sequence[Sequence[tuple[float, Chosen]]], times: _Times) ->
     best = [math.inf] * len(alike)
     for rank in range(_KEPT):
         for number, found in enumerate(alike):
-            times.watch(number, len(alike))
             # in the first round the error is not known yet
             if rank < len(found) and not found[rank][0] * (1.0 - error) > best[number]:
                 estimate_s, chosen = found[rank]
@@ -307,10 +276,11 @@ def _simulate(alike: Sequence[Sequence[tuple[float, Chosen]]], times: _Times) ->
     return error
 
 
-def _front(points: Iterable[tuple[float, float, Chosen]]) -> Iterator[Chosen]:
-    """Yield the candidates, but standard, that are faster than all with as low a price."""
+def _front(times: _Times, prices: Sequence[tuple[float, Chosen]]) -> Iterator[Chosen]:
+    """Yield the candidates, but standard, that are faster than all at as low a price; standard's is 0."""
     fastest_s = math.inf
-    for _, counted_s, chosen in sorted((price, counted(each_s, of), of) for price, each_s, of in points):
+    every = [(0.0, times.standard), *prices]
+    for _, counted_s, chosen in sorted((price, counted(times.of[each], each), each) for price, each in every):
         if counted_s < fastest_s:
             fastest_s = counted_s
             if any(chosen):
@@ -322,22 +292,18 @@ def counted(request_s: float, chosen: Chosen) -> float:
     return request_s * (1.0 + _PER_CHANGE * sum(late != early for early, late in pairwise(chosen)))
 
 
-def _rewired(times: _Times, chosen: Chosen) -> int:
-    return sum(len(group) for choice, group in zip(chosen, times.groups, strict=True) if choice)
-
-
-def _recognised(times: _Times, chosen: Chosen, named: Sequence[str]) -> str:
-    """Return the named wiring with the same rules as a candidate, if there is one, else the candidate."""
-    model, last = times.scenario.model, _rewired(times, chosen)
-    wiring = times.space.wiring(chosen, model.layers)
-    placed = wiring.variant.place(model.layers)
-    hybrids = (f"{HYBRID}{name}:{last}" for name in named if parse(name).family.fits_hybrids)
-    tails = (f"{name}:{last}" for name, family in FAMILIES.items() if family.is_tail)
+def _candidate(times: _Times, chosen: Chosen, named: Sequence[str]) -> Candidate:
+    """Return a candidate under the name of the named wiring with the same rules, if there is one."""
+    model, layers = times.scenario.model, times.rewired(chosen)
+    variant: str = times.space.wiring(chosen, model.layers)
+    placed = parse(variant).place(model.layers)
+    hybrids = (f"{HYBRID}{name}:{layers}" for name in named if parse(name).family.fits_hybrids)
+    tails = (f"{name}:{layers}" for name, family in FAMILIES.items() if family.is_tail)
     for name in (*named, *hybrids, *tails):
-        try:
+        # a hybrid may have fewer layers than its family's parameter asks for
+        with contextlib.suppress(UsageError):
             if not parse(name).family.head and parse(name).place(model.layers, model.ladder_layers) == placed:
-                return name
-        except UsageError:
-            # fewer layers than the family's parameter
-            continue
-    return wiring
+                variant = name
+                break
+    known = times.space.lost(chosen, model.layers)
+    return Candidate(variant=variant, layers=layers, request_s=times.of[chosen], known=known)

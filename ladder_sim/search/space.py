@@ -3,9 +3,11 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args
+
+import numpy as np
 
 from ladder_sim.wirings.names import OwnWiring, own_wiring, read_wiring_toml
 from ladder_sim.wirings.rules import Table, WiringError, check_keys, check_tables, in_file
@@ -37,13 +39,8 @@ class Penalty:
 
     def at(self, layers: int) -> float | None:
         """Return the loss with so many layers, linear between points; None outside of them."""
-        if not self.layers[0] <= layers <= self.layers[-1]:
-            return None
-        upper = next(number for number, each in enumerate(self.layers) if each >= layers)
-        if self.layers[upper] == layers:
-            return self.lost[upper]
-        (low, below), (high, above) = ((self.layers[at], self.lost[at]) for at in (upper - 1, upper))
-        return below + (above - below) * (layers - low) / (high - low)
+        inside = self.layers[0] <= layers <= self.layers[-1]
+        return float(np.interp(layers, self.layers, self.lost)) if inside else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,13 +64,8 @@ class Space:
     def placed(self, chosen: Chosen, layers: int) -> Iterator[tuple[str, Table, list[int]]]:
         """Yield each choice but standard, its rules and its layers."""
         for number, (name, rules) in enumerate(self.choices.items(), 1):
-            having = [
-                layer
-                for each, group in zip(chosen, self.groups(layers), strict=True)
-                if each == number
-                for layer in group
-            ]
-            if having:
+            groups = (group for each, group in zip(chosen, self.groups(layers), strict=True) if each == number)
+            if having := list(chain(*groups)):
                 yield name, rules, having
 
     def wiring(self, chosen: Chosen, layers: int) -> OwnWiring:
@@ -113,9 +105,7 @@ def _space(table: Mapping[str, Any]) -> Space:
     if type(most_lost) not in (int, float):
         raise WiringError(f"most_lost is {most_lost!r}: must be a number", hint="most_lost = 0.5")
     if not isinstance(choices, Mapping) or not any(choices.values()):
-        raise WiringError(
-            "[choices] has no wiring besides standard", hint="ladder = { attention.delay = 1, mlp.delay = 1 }"
-        )
+        raise WiringError("[choices] has no wiring besides standard", hint="ladder = { delay = 1 }")
     for name, rules in choices.items():
         try:
             check_tables([rules])
@@ -126,6 +116,8 @@ def _space(table: Mapping[str, Any]) -> Space:
                 raise WiringError(f"choices.{name} has '{key}': the search chooses the layers", hint=f"leave out {key}")
     given = table.get("penalty", [])
     penalties = [_penalty(f"penalty[{number}]", each, choices) for number, each in enumerate(given)]
+    if len({each.choice for each in penalties}) < len(penalties):
+        raise WiringError("two penalties are of one choice", hint="leave one out")
     return Space(
         choices={name: rules for name, rules in choices.items() if rules},
         penalties={each.choice: each for each in penalties},
@@ -145,11 +137,10 @@ def _penalty(where: str, table: Table, choices: Mapping[str, Table]) -> Penalty:
     if table["where"] not in get_args(Where):
         raise WiringError(f"{where}.where is {table['where']!r}", hint='"top", "bottom" or "any"')
     layers, lost = table["layers"], table["lost"]
-    numbers = all(type(each) in (int, float) for each in (*layers, *lost))
-    if not numbers or len(layers) != len(lost) or not layers or sorted(set(layers)) != list(layers):
-        raise WiringError(
-            f"{where}: layers must ascend, and lost have a number for each", hint="layers = [0, 16]\nlost = [0.0, 0.5]"
-        )
+    ascends = isinstance(layers, list) and layers and sorted(set(layers)) == layers
+    if not ascends or not isinstance(lost, list) or len(layers) != len(lost):
+        hint = "layers = [0, 16]\nlost = [0.0, 0.5]"
+        raise WiringError(f"{where}: layers must ascend, and lost have a number for each", hint=hint)
     return Penalty(**{**table, "layers": tuple(layers), "lost": tuple(map(float, lost))})
 
 

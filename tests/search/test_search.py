@@ -22,12 +22,7 @@ from tests.support.commands import run
 LADDER, HALF = {"delay": 1}, {"attention": {"reduce": "none"}}
 SIX = replace(catalog.model("8b"), layers=6)
 EXAMPLE = REPO / "examples" / "search.toml"
-SPACE = """search = 1
-group = 2
-[choices]
-ladder = { delay = 1 }
-half = { attention.reduce = "none" }
-[[penalty]]
+PENALTY = """[[penalty]]
 choice = "ladder"
 where = "top"
 metric = "points"
@@ -35,6 +30,15 @@ layers = [2, 4, 6]
 lost = [0.0, 1.0, 4.0]
 source = "a table"
 """
+SPACE = (
+    """search = 1
+group = 2
+[choices]
+ladder = { delay = 1 }
+half = { attention.reduce = "none" }
+"""
+    + PENALTY
+)
 
 
 def exhaustive(scenario: Scenario, space: Space) -> dict[Chosen, float]:
@@ -175,6 +179,8 @@ def test_the_best_is_written_as_a_wiring_that_others_read(tmp_path: Path) -> Non
         ('"top"', '"up"', "penalty[0].where is 'up'"),
         ("[2, 4, 6]", "[2, 6, 4]", "penalty[0]: layers must ascend"),
         ('metric = "points"', "", "penalty[0] has no metric"),
+        ("lost = [0.0, 1.0, 4.0]", "lost = 1.0", "penalty[0]: layers must ascend"),
+        ("[[penalty]]", f"{PENALTY}[[penalty]]", "two penalties are of one choice"),
         ("{ delay = 1 }", "{}", ""),
     ],
 )
