@@ -60,7 +60,7 @@ class SearchReport(Report[Found]):
         if best is None:
             return "No choice of wirings is faster than standard here."
         gain = gain_text(self.answer.predictions[best.variant].speedup, "standard")
-        lost = f"it loses {_lost(best)} ({best.known[0].metric})" if best.known else "its quality is unknown"
+        lost = f"{best.known[0].metric}: {_lost(best)}" if best.known else "its quality is unknown"
         return f"{wiring_label(best.variant, sentence=True)} {gain}; {lost}."
 
     def _remarks(self) -> Iterator[Remark]:
@@ -75,7 +75,7 @@ class SearchReport(Report[Found]):
         )
         yield Remark("try", "--write best.toml makes it a file: run, train and vLLM take --variant best.toml.")
         if best.known:
-            yield Remark("quality", f"{best.known[0].metric}: {best.known[0].source}.")
+            yield Remark("quality", f"the loss is of {best.known[0].source}.")
         elif quality := quality_of(best.variant):
             yield Remark("quality", f"{quality.sentence}.")
         candidates = (len(found.space.choices) + 1) ** len(found.space.groups(found.scenario.model.layers))
