@@ -28,7 +28,7 @@ class SearchReport(Report[Found]):
     def columns(self) -> Sequence[Column[Candidate]]:
         """Figures of each wiring."""
         return (
-            Column("variant", lambda each: str(each.variant), "wiring", kind=str),
+            Column("name", lambda each: str(each.variant), "wiring", kind=str),
             Column("layers", lambda each: each.layers, "layers", kind=int),
             Column(
                 "speedup",

@@ -157,7 +157,7 @@ def test_the_best_is_written_as_a_wiring_that_others_read(tmp_path: Path) -> Non
     file = tmp_path / "best.toml"
     command = ("versus", "--model", "70b", "--gen", "16", "--search", str(EXAMPLE))
     answer = json.loads(run(*command, "--set", "ignore_memory=true", "--write", str(file), "--json").out)
-    best = next(row for row in answer["rows"] if row["variant"] == answer["best"])
+    best = next(row for row in answer["rows"] if row["name"] == answer["best"])
     assert answer["toml"] == file.read_text()
     again = predict(Scenario(model="70b", gen=16), ["standard", str(file)])[str(file)]
     assert again.speedup.value == pytest.approx(best["speedup"])
