@@ -68,11 +68,11 @@ class SearchReport(Report[Found]):
         if best is None:
             return
         named, fastest = found.best_named, min((*found.known, *found.unknown), key=lambda each: each.request_s)
-        over = found.predictions.over(fastest.variant, named)
-        yield Remark(
-            "instead",
-            f"Of named wirings {named} is the fastest; {fastest.variant} {gain_text(over, named)}.",
-        )
+        if fastest.variant == named:
+            yield Remark("instead", f"The fastest is a named wiring, {named}.")
+        else:
+            gain = gain_text(found.predictions.over(fastest.variant, named), named)
+            yield Remark("instead", f"Of named wirings {named} is the fastest; {fastest.variant} {gain}.")
         yield Remark("try", "--write best.toml makes it a file: run, train and vLLM take --variant best.toml.")
         if best.known:
             yield Remark("quality", f"the loss is of {best.known[0].source}.")
