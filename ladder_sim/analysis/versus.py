@@ -5,6 +5,7 @@ times, with what runs alike differ by, leaves out 1: errors that both share canc
 overlap all the same.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -47,6 +48,12 @@ _OWN_KERNELS = Technique(
         Support("TensorRT-LLM", "allreducePlugin.cpp"),
         Support("SGLang", "0.5.23, custom_all_reduce_v2.py"),
     ),
+)
+# of which the name of an option is the plan's
+_OTHER_PLAN = Technique(
+    summary="the same GPUs in the plan on which standard is fastest",
+    needs="weights and KV cache that fit fewer GPUs",
+    support=tuple(Support(engine, "any") for engine in ("vLLM", "TensorRT-LLM", "SGLang")),
 )
 
 
@@ -94,8 +101,8 @@ def _technique_sets(given: str | Sequence[str] | None) -> Iterator[Techniques]:
 
 
 def change(name: str) -> Technique:
-    """Return a change other than the wiring: a technique, or an engine's own kernels."""
-    return TECHNIQUES.get(family_of(name), _OWN_KERNELS)
+    """Return a change other than the wiring: a technique, an engine's own kernels, or another plan."""
+    return TECHNIQUES.get(family_of(name), _OWN_KERNELS if name == ENGINES_OWN else _OTHER_PLAN)
 
 
 BOUND = "upper-bound"
@@ -115,12 +122,15 @@ class Option:
     retrained: bool
     """The model's weights were trained with another wiring."""
     changes: tuple[str, ...]
-    """What is done besides the wiring: `ENGINES_OWN`, techniques."""
+    """What is done besides the wiring: `ENGINES_OWN`, techniques, or the name of another plan."""
 
     @cached_property
     def gain(self) -> Interval:
         """Time of a request with standard and no technique over its time with this option."""
         plain = self.plain.confidence
+        if self.on_other_plan:
+            widths = (self.confidence.over_plan(plain), self.confidence.ratio(self.prediction.variant, "standard"))
+            return Interval.around(self.gain_alone, math.hypot(*(each.log_width for each in widths)))
         return self.confidence.over(self.prediction.variant, plain, "standard", plain)
 
     @property
@@ -138,6 +148,11 @@ class Option:
         """Time per output token with standard and no technique over that with this option; None: there is none."""
         standard_s, own_s = self.plain["standard"].tpot_s, self.prediction.tpot_s
         return standard_s / own_s if standard_s and own_s else None
+
+    @property
+    def on_other_plan(self) -> bool:
+        """Whether the same GPUs have another plan than the one asked about."""
+        return self.scenario.plan != self.plain.confidence.scenario.plan
 
     @property
     def scenario(self) -> Scenario:
@@ -274,7 +289,10 @@ class Versus(Answer):
         return {name: change(name) for name in names}
 
     def ratio(self, option: Option, other: Option) -> Interval:
-        """Return how many times as fast one option is as the other."""
+        """Return how many times as fast one option is as the other; of two plans errors are taken as independent."""
+        if option.on_other_plan != other.on_other_plan:
+            value = other.prediction.request_s / option.prediction.request_s
+            return Interval.around(value, math.hypot(option.gain.log_width, other.gain.log_width))
         return option.confidence.over(
             option.prediction.variant, other.confidence, other.prediction.variant, self.plain.confidence
         )
@@ -305,7 +323,8 @@ class Versus(Answer):
         bound = self.options.get(BOUND)
         if bound is None or self.scenario.workload.concurrency is None:
             return []
-        earlier = [each for each in _exact(self.own) if each.ttft_gain > SEEN * bound.ttft_gain]
+        same_plan = (each for each in _exact(self.own) if not each.on_other_plan)
+        earlier = [each for each in same_plan if each.ttft_gain > SEEN * bound.ttft_gain]
         return sorted(earlier, key=lambda each: -each.ttft_gain)
 
     @property
@@ -413,6 +432,15 @@ def versus(
         for changes, row in predictions.items()
         for each in row.values()
     ]
+    there = plain.best_standard if techniques is None and own == "standard" else None
+    if there:
+        wired = ["standard", "ladder"] if there.scenario.plan.tp > 1 else ["standard"]
+        on_plan = predict(there.scenario, wired, profile=profile, ignore_memory=ignore_memory)
+        changes = (str(there.scenario.plan),)
+        options += [
+            Option(prediction=each, plain=plain, retrained=name != own, changes=changes)
+            for name, each in on_plan.items()
+        ]
     named = [name for name in names if variants is not None and name in wirings]
     named += [" + ".join(changes) for changes in predictions if techniques is not None and changes]
     shown = options if techniques is not None else [each for each in options if _adds(each, options, own)]

@@ -1,5 +1,6 @@
 """`ladder-sim predict`, and the answers that take many: `versus`, `advise`, `breakeven`, `compare`, `sensitivity`."""
 
+from collections.abc import Sequence
 from math import inf
 from pathlib import Path
 from typing import Annotated, cast
@@ -7,7 +8,7 @@ from typing import Annotated, cast
 import typer
 
 from ladder_sim.cli import flags
-from ladder_sim.cli.output import PANEL, Output, check_plot, draw
+from ladder_sim.cli.output import PANEL, Output, check_plot, draw, write
 from ladder_sim.errors import UsageError
 from ladder_sim.specs.arguments import ARGUMENTS, ASKED, LOAD, keywords_of
 from ladder_sim.system.processes import cores
@@ -206,6 +207,14 @@ def versus(
             rich_help_panel=PANEL,
         ),
     ] = None,
+    search: Annotated[
+        Path | None,
+        typer.Option(help="File of what each layer may choose: find the best wiring instead.", rich_help_panel=ASKED),
+    ] = None,
+    write_: Annotated[
+        Path | None,
+        typer.Option("--write", help="With --search: write the best as a wiring file.", rich_help_panel=PANEL),
+    ] = None,
 ) -> None:
     """Compare what hides communication: techniques without retraining, and wirings that need it."""
     from ladder_sim.analysis.versus import under_load
@@ -216,6 +225,15 @@ def versus(
     asked = flags.Asked.of(context, "technique")
     output = Output.of(context, asked.knobs["plot"], asked.cautions)
     check_plot(map_)
+    if search is not None:
+        if variant or rate or slo or map_ or output.plot:
+            raise UsageError(
+                "--search: finds a wiring alone", hint="leave out --variant, --rate, --slo, --map and plot"
+            )
+        _search(asked, output, search, write_, flags.split_names(technique))
+        return
+    if write_ is not None:
+        raise UsageError("--write: there is nothing to write", hint="--search space.toml finds a wiring")
     if (slo is None) != (not rate):
         raise UsageError("--rate and --slo: must be given together", hint="e.g. --rate 20 --slo ttft_p95=500ms")
     bounds = None
@@ -242,3 +260,20 @@ def versus(
         with Progress(1, "points") as progress:
             result = under_load(result, traffic, bounds, seeds=seeds, profile=how["profile"], watch=progress)
     output.give(result)
+
+
+def _search(asked: flags.Asked, output: Output, space: Path, written: Path | None, techniques: Sequence[str]) -> None:
+    """Find the best wiring of a search space, and write it to a file if there is one."""
+    from ladder_sim.search.search import search
+    from ladder_sim.search.space import read_space
+    from ladder_sim.specs.techniques import Techniques
+    from ladder_sim.sweeps.grid import scenario_at
+    from ladder_sim.system.progress import Progress
+    from ladder_sim.wirings.names import parse
+
+    scenario = scenario_at(asked.point("technique")).having(techniques=Techniques.of(techniques))
+    with Progress(1, "wirings") as progress:
+        found = search(scenario, read_space(space), watch=progress, **asked.how("ignore_memory"))
+    if written is not None and found.best is not None:
+        write(parse(found.best.variant).toml, written)
+    output.give(found)

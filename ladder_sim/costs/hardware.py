@@ -99,6 +99,8 @@ class Hardware:
     """How much longer the slowest of eight ranks computes than a typical one, as a fraction."""
     ranks: int = 1
     """Number of ranks that meet at collectives."""
+    l2_bytes: Number = 0.0
+    """L2 cache of a GPU."""
     across_nodes: bool = False
     """Collectives cross the network."""
 
@@ -130,6 +132,7 @@ class Hardware:
             host_low_latency_share=cluster.host_low_latency_share,
             rank_skew=cluster.rank_skew if skew_by_hand else measured.get(RANK_SKEW, cluster.rank_skew),
             ranks=scenario.plan.ranks,
+            l2_bytes=cluster.gpu.l2_bytes,
             across_nodes=scenario.layout("tensor")[0] > 1,
         )
 

@@ -105,6 +105,8 @@ class Layout:
     """Roles that run next to each role that has such, as `Kernel.next_to` says."""
     chunked: Mapping[int, int] = field(default_factory=dict)
     """The GEMM of each collective that runs chunk by chunk with one; both are roles."""
+    prefetching: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """The GEMMs whose weights are read during each collective; all are roles."""
     uncontended: bool = False
     """Whether the layout's streams take nothing of the GPU from each other."""
 

@@ -297,7 +297,7 @@ def _remarks(result: Versus) -> Iterator[Remark]:
     else:
         then = f"without any, requests are {standard.request_s / free.request_s:.2f}x faster"
     yield Remark("why", f"{100.0 * exposed:.0f} % is communication; {then}.")
-    if there := result.best_standard:
+    if (there := result.best_standard) and not best.on_other_plan:
         gain = times_text(there.gain(best.gain))
         what = "retraining" if best.retrained else best.name
         faster = f"{'is' if there.surely_faster else 'may be'} {there.faster.value:.2f}x faster"

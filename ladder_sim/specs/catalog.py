@@ -366,9 +366,8 @@ def _read_cluster(table: dict[str, Any], file: str, name: str) -> ClusterSpec:
         if not isinstance(inner, dict):
             raise SpecError(f"{file}: [{key}] is missing", hint=f"add a table [{key}]; h100-sxm.toml shows the form")
         given = {} if spec is GpuSpec else {"name": key}
-        # files made for earlier versions: a cache size that nothing read, and a switch known by the fabric's name
+        # files made for earlier versions: a switch known by the fabric's name
         if spec is GpuSpec:
-            inner.pop("l2_bytes", None)
             bf16 = inner.get("bf16_flops", inner.get("bf16"))
             if bf16 is not None and "fp4" not in inner:
                 inner.setdefault("fp4_flops", bf16)

@@ -29,6 +29,8 @@ class GpuSpec:
     # a collective holds some and kernels keep one
     sms: Annotated[int, Limits(2, 100_000)]
     """Streaming multiprocessors."""
+    l2_bytes: Annotated[float, Limits(0, 1e12)] = 0.0
+    """L2 cache, bytes; 0: not known."""
     kernel_s: Seconds
     """Floor of one small kernel inside a CUDA graph: launch, ramp and drain, seconds."""
     source: str = ""

@@ -248,8 +248,12 @@ def check_context(stack: StackSpec, context: int) -> None:
         )
 
 
-def check_techniques(techniques: Techniques, plan: Plan, group_nodes: int) -> None:
-    """Raise a UsageError if a technique does not fit the plan."""
+def check_techniques(techniques: Techniques, plan: Plan, group_nodes: int, l2_bytes: float) -> None:
+    """Raise a UsageError if a technique does not fit the plan or the GPU."""
+    if "weight-prefetch" in techniques and not l2_bytes:
+        raise UsageError(
+            "technique 'weight-prefetch': the size of the GPU's L2 cache is not known", hint="--set gpu.l2=50MB"
+        )
     if "token-split" in techniques and plan.pp > 1:
         raise UsageError(
             f"technique 'token-split' with pp {plan.pp}: stages already work on parts of the batch in turn",

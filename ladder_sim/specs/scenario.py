@@ -181,7 +181,7 @@ class Scenario:
         check_partition(self.plan, self.model, self.nodes, self.cluster.gpus_per_node)
         check_requests(self.plan, self.workload, self.stack)
         check_groups(self.plan, self.cluster.gpus_per_node)
-        check_techniques(self.techniques, self.plan, self.group_nodes)
+        check_techniques(self.techniques, self.plan, self.group_nodes, self.cluster.gpu.l2_bytes)
 
     def __repr__(self) -> str:
         shown = {

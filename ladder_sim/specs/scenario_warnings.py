@@ -122,7 +122,7 @@ class Caution(str):
 
     def names(self, label: str) -> bool:
         """Whether it names the part of an answer that has a label."""
-        return label in (self.name, f"{self.kind} {self.name}")
+        return label == f"{self.kind} {self.name}" or self.name in label.split(" + ")
 
 
 def is_decisive(text: str) -> bool:

@@ -66,6 +66,11 @@ TECHNIQUES: Mapping[str, Technique] = {
             Support("TokenWeave, any size", "vLLM 0.8.5, arXiv 2505.11329"),
         ),
     ),
+    "weight-prefetch": Technique(
+        summary="the next GEMM's weights are read into the L2 cache during an all-reduce",
+        needs="a GPU whose L2 cache is known; decode steps of at most 128 tokens",
+        support=(Support("PRESERVE, on Ascend", "arXiv 2501.08192"),),
+    ),
     "sequence-parallel": Technique(
         summary="reduce-scatter, norm of a share of the tokens, all-gather",
         splits=True,
@@ -113,6 +118,10 @@ CONFLICTS: Mapping[frozenset[str], str] = {
     frozenset({"fused-norm", "sequence-parallel"}): "reduce-scatters leave no all-reduce to fuse",
     frozenset({"fused-norm", "gemm-overlap"}): "reduce-scatters leave no all-reduce to fuse",
     frozenset({"fused-norm", "quantized-allreduce"}): "no kernel does both",
+    frozenset({"weight-prefetch", "sequence-parallel"}): "the GEMM reads its weights behind a norm of a share",
+    frozenset({"weight-prefetch", "gemm-overlap"}): "the GEMM runs during its collective",
+    frozenset({"weight-prefetch", "ideal-overlap"}): "nothing is left to overlap",
+    frozenset({"weight-prefetch", "token-split"}): "the all-reduces run next to GEMMs of other tokens",
     frozenset({"sequence-parallel", "gemm-overlap"}): "gemm-overlap is sequence parallel, chunk by chunk",
     frozenset({"sequence-parallel", "quantized-allreduce"}): "no all-reduce is left to quantise",
     frozenset({"gemm-overlap", "quantized-allreduce"}): "no all-reduce is left to quantise",

@@ -319,14 +319,17 @@ def _own(variant: str) -> OwnWiring | None:
         return own_wiring(table, str(table.get("name") or "own"))
     if not is_file(variant):
         return None
-    path = variant
-    text = read_text(Path(path), what="a wiring file", error=WiringError)
+    return own_wiring(read_wiring_toml(Path(variant), "a wiring file"), variant)
+
+
+def read_wiring_toml(path: Path, what: str) -> dict[str, Any]:
+    """Read the tables of a file that holds rules of layers; raise WiringError if it is no TOML."""
+    text = read_text(path, what=what, error=WiringError)
     try:
-        table = tomllib.loads(text)
+        return tomllib.loads(text)
     except (ValueError, RecursionError) as fault:
         reason = "nested too deeply" if isinstance(fault, RecursionError) else fault
         raise WiringError(f"{path}: not valid TOML ({reason})", hint="a key a line: mlp.delay = 1") from None
-    return own_wiring(table, path)
 
 
 def own_wiring(table: Mapping[str, Any], path: str) -> OwnWiring:

@@ -11,6 +11,7 @@ from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.graph.techniques import gemm_overlap, quantized_allreduce, token_split
 from ladder_sim.graph.techniques.forms import REWRITES
 from ladder_sim.kernels import CollectiveShape, Phase
+from ladder_sim.kernels.sizes import TILE_ROWS
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.simulate.passes import simulate
 from ladder_sim.specs.scenario_warnings import scenario_warnings
@@ -30,6 +31,8 @@ TECHNIQUE_SETS = (
     "ideal-overlap",
     "fused-norm+ideal-overlap",
     "quantized-allreduce:fp8+token-split",
+    "weight-prefetch",
+    "fused-norm+weight-prefetch",
 )
 # wirings whose ranks keep different residuals, of which none has a share
 APART = ("desync", "delayed", "drop", "partial", "track", "farskip")
@@ -294,8 +297,55 @@ def test_names() -> None:
 def test_what_techniques_are_said_to_need_is_what_passes_are_asked_for() -> None:
     for name, module in (("gemm-overlap", gemm_overlap), ("quantized-allreduce", quantized_allreduce)):
         assert f" {module.LEAST_BYTES / 2**20:.0f} MiB" in TECHNIQUES[name].needs
+    assert f"at most {TILE_ROWS} tokens" in TECHNIQUES["weight-prefetch"].needs
     said = f"prompts of {token_split.PROMPT_TOKENS} tokens, or {token_split.DECODE_TOKENS} requests that decode"
     assert TECHNIQUES["token-split"].needs == said
+
+
+@pytest.mark.parametrize(
+    ("variant", "blocks"),
+    # of 32 layers; the head's is no GEMM of a block, and ladder waits for none of them at once
+    [("standard", 63), ("hybrid-ladder:8", 47), ("ladder", 0), ("parallel", 31)],
+)
+def test_weights_are_read_ahead_where_an_all_reduce_is_waited_for(variant: str, blocks: int) -> None:
+    scenario = Scenario(model="8b", stack="vllm", tp=4, technique="weight-prefetch")
+    costs = KernelCosts(scenario, resolve_profile(scenario, None))
+    scenario = scenario.having(variant=variant)
+    layout = simulate(scenario, "decode", 64, costs, keep=1000).schedule.layout
+    ahead = {gemm for gemms in layout.prefetching.values() for gemm in gemms}
+    kinds = [kind for like, kind in zip(layout.same_as, layout.kinds, strict=True) if like in ahead]
+    assert kinds == ["gemm"] * blocks
+    # a prompt multiplies longer than it reads
+    assert not simulate(scenario, "prefill", 1024, costs).schedule.layout.prefetching
+
+
+def test_weights_read_ahead_shorten_their_gemm_by_what_the_cache_and_the_all_reduce_allow() -> None:
+    """The law of `op_times`: what is read ahead costs half as much later, and delays the all-reduce meanwhile."""
+
+    def decode_s(technique: str, **settings: float) -> float:
+        overrides = {f"gpu.{name}": value for name, value in settings.items()}
+        scenario = Scenario(model="70b", stack="vllm", gen=2, technique=technique, overrides=overrides)
+        return float(predict_one(scenario).tpot_s)
+
+    plain_s = decode_s("none")
+    small = {size: plain_s - decode_s("weight-prefetch", l2_bytes=size) for size in (1e6, 2e6, 1e9, 1e10)}
+    # as long as the cache is the limit, each byte gains as much
+    assert small[2e6] == pytest.approx(2.0 * small[1e6], rel=1e-6)
+    assert small[2e6] > 0.0
+    # in 159 GEMMs of which none gains more than half of half the cache at the memory's rate
+    assert small[2e6] <= 159 * 0.5 * 0.5 * 2e6 / 3.35e12
+    # then the time of the all-reduce and the GEMM's own weights are
+    assert small[1e10] == pytest.approx(small[1e9])
+    bound = predict(Scenario(model="70b", stack="vllm", gen=2), ["upper-bound"])["upper-bound"].tpot_s
+    assert bound is not None
+    assert bound < plain_s - small[1e9] < plain_s
+
+
+def test_a_cache_of_unknown_size_is_refused() -> None:
+    with pytest.raises(UsageError, match="L2 cache is not known") as caught:
+        Scenario(model="8b", cluster="mi300x", technique="weight-prefetch")
+    assert caught.value.hint == "--set gpu.l2=50MB"
+    assert Scenario(model="8b", cluster="mi300x", technique="weight-prefetch", overrides={"gpu.l2": "50MB"})
 
 
 def test_one_gpu_has_nothing_to_fuse() -> None:

@@ -27,6 +27,10 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         "versus --model 8b --stack trtllm --tp 4",
         "versus --model 8b --tp 2 --stack vllm --rate 4 --slo ttft_p95=1s --requests 40 --seeds 1",
     ),
+    "search": (
+        "versus --model 8b --gen 16 --search examples/search.toml",
+        "versus --model 8b --tp 4 --stack vllm --concurrency 8 --gen 16 --search examples/search.toml",
+    ),
     "advise": (
         "advise --model 70b --gpus 8 --variant standard",
         "advise --model 8b --gpus 2 --stack vllm --concurrency 8 --max-tpot 7ms",

@@ -255,9 +255,9 @@ def test_a_fabric_of_ones_own(tmp_path: Path) -> None:
 
 
 def test_a_cluster_file_of_an_earlier_version(tmp_path: Path) -> None:
-    """It has a cache size that nothing reads any more, and tells a switch by its fabric's name."""
+    """It tells a switch by its fabric's name."""
     text = (REPO / "ladder_sim" / "specs" / "data" / "clusters" / "h100-sxm.toml").read_text("utf-8")
-    old = text.replace("switch = true\n", "").replace("[gpu]\n", '[gpu]\nl2_bytes = "50 MiB"\n')
+    old = text.replace("switch = true\n", "")
     assert old.count("switch = ") == 0
     spec = catalog.cluster(write(tmp_path / "h100-sxm.toml", old))
     assert spec == catalog.cluster("h100-sxm")

@@ -19,6 +19,7 @@ from ladder_sim.report import (
     loads,
     prediction,
     ranking,
+    search,
     servings,
     validation,
     versus,
@@ -71,8 +72,9 @@ from tests.support.json_types import (
     value,
 )
 
-# or another all-reduce
-_TECHNIQUE = rf"(({'|'.join(TECHNIQUES)})(:[a-z0-9]+)?|all-reduce [a-z0-9-]+)"
+# or another all-reduce, or another plan
+_PLAN_NAME = r"TP [0-9]+(( x|,) [A-Za-z ]+ [0-9]+|, SP)*"
+_TECHNIQUE = rf"(({'|'.join(TECHNIQUES)})(:[a-z0-9]+)?|all-reduce [a-z0-9-]+|{_PLAN_NAME})"
 # a wiring, a technique, or several together
 OPTION = rf"^({WIRING}|{_TECHNIQUE})( \+ {_TECHNIQUE})*$"
 # labels: techniques with an all-reduce; a plan with its load; a field's value
@@ -140,6 +142,7 @@ def answers() -> dict[str, Schema]:
     return {
         "prediction": _answer("predict", **_prediction(), **notes()),
         "versus": _answer("versus", optional=_under_load(), **_versus(), **notes(_CHANGED)),
+        "search": _answer("versus", **_search(), **notes()),
         "advise": _answer("advise", **_advise(), **notes(_PLACE)),
         "compare": _answer("compare", batching=BATCHING, compared=TEXTS, rows=listed(_compared()), **notes()),
         "breakeven": _answer("breakeven", **_breakeven(), **notes(_POINT)),
@@ -216,6 +219,12 @@ def _versus() -> dict[str, Schema]:
         "wirings": mapped(wiring, VARIANT),
         "rows": listed(strict(columns_of(versus.VALUES))),
     }
+
+
+def _search() -> dict[str, Schema]:
+    columns = search.SearchReport(None).columns  # type: ignore[arg-type]
+    head = {"best": nullable(TEXT), "toml": nullable(TEXT), "best_named": named("variant"), "simulated": COUNT}
+    return {"scenario": strict(SCENARIO), **head, "rows": listed(strict(columns_of(columns)))}
 
 
 def _under_load() -> dict[str, Schema]:

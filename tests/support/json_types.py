@@ -30,7 +30,7 @@ VARIANT = rf"^({WIRING}|.*\.toml)$"
 def number(name: str) -> Schema:
     """Numbers of a name: shares are 0 to 1, ratios above 0, relative errors at least -1, all else at least 0."""
     figure = re.sub(r"_(low|high)$", "", name.rpartition(".")[2])
-    if re.search(r"(elasticity|difference|saved)$", figure):
+    if re.search(r"(elasticity|difference|saved|lost)$", figure):
         return {"type": "number"}
     if re.search(r"(^|_)(error|bias|change|lower|higher)$", figure) and not re.search(r"(mean|max|abs)_error$", figure):
         return {"type": "number", "minimum": -1}

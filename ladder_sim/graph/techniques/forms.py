@@ -11,7 +11,14 @@ import numpy as np
 
 from ladder_sim.graph.layout import Layout
 from ladder_sim.graph.rank import PassInputs
-from ladder_sim.graph.techniques import fused_norm, gemm_overlap, ideal_overlap, quantized_allreduce, token_split
+from ladder_sim.graph.techniques import (
+    fused_norm,
+    gemm_overlap,
+    ideal_overlap,
+    quantized_allreduce,
+    token_split,
+    weight_prefetch,
+)
 from ladder_sim.kernels import Count, Phase
 from ladder_sim.specs.techniques import family_of, parameter_of
 
@@ -49,6 +56,7 @@ REWRITES: Mapping[str, Rewrite] = {
     # what an engine fuses by itself
     "own-fused-norm": Rewrite(_fuses_itself, lambda layout, _: fused_norm.rewrite(layout, at_once=True)),
     "fused-norm": Rewrite(_always, lambda layout, _: fused_norm.rewrite(layout)),
+    "weight-prefetch": Rewrite(weight_prefetch.applies, lambda layout, _: weight_prefetch.rewrite(layout)),
     "sequence-parallel": Rewrite(_always, lambda layout, _: layout),
     "gemm-overlap": Rewrite(gemm_overlap.applies, lambda layout, _: gemm_overlap.rewrite(layout)),
     "ideal-overlap": Rewrite(_always, lambda layout, _: ideal_overlap.rewrite(layout)),
