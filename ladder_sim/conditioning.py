@@ -125,7 +125,7 @@ def condition(
     >>> scenario = Scenario(model="70b", tp=8, concurrency=32, prompt=1024, gen=256)
     >>> slower = predict(scenario, profile=condition(scenario, tpot_s=0.022))
     >>> print(f"{1e3 * predict(scenario)['standard'].tpot_s:.1f} {1e3 * slower['standard'].tpot_s:.1f} ms")
-    17.2 21.9 ms
+    17.3 21.9 ms
     """
     at = scenario_asked(scenario, fields)
     measured = {
