@@ -1,4 +1,4 @@
-"""Files of what models with routed experts or latent attention need, in the folder ``moe`` next to their profiles.
+"""Files of what models with experts, latent or sparse attention or states need: the folder ``moe`` next to profiles.
 
 They are files of their own because dense models need nothing of them. Times of experts are in hundredths: of the
 roofline in a GPU's file, which holds those of the median engine; of that file's in an engine's, and at most 100.
@@ -28,6 +28,7 @@ from ladder_sim.costs.table_parts import (
 from ladder_sim.costs.typed_json import BrokenRuleError, Head, Part, read_head, refused
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import ProfileError
+from ladder_sim.hf.mixer import Rule
 from ladder_sim.hf.quantization import KvDType
 from ladder_sim.kernels import Experts, Gpu, Kind
 from ladder_sim.system.files import Schema, read_bytes
@@ -35,6 +36,8 @@ from ladder_sim.system.files import Schema, read_bytes
 SCHEMA = Schema()
 # a larger document is not such a file: shipped ones unpack to about 0.1 MB
 MAX_DOCUMENT_BYTES = 16 * 2**20
+# form of the entries, heads of the index, type of the KV cache
+SparseName = Annotated[str, Field(pattern=r"^(latent|heads)-\d{1,4}-(bf16|fp8)$")]
 
 
 class ExpertsPart(ExpertLayer):
@@ -65,6 +68,12 @@ class MoeDocument(Part):
     mla_prefill: dict[KvDType, TablePart] = Field(default_factory=dict)
     mla_decode: dict[KvDType, TablePart] = Field(default_factory=dict)
     bmm: dict[FormatName, TablePart] = Field(default_factory=dict)
+    sparse_prefill: dict[SparseName, TablePart] = Field(default_factory=dict)
+    sparse_decode: dict[SparseName, TablePart] = Field(default_factory=dict)
+    state_prefill: dict[Rule, TablePart] = Field(default_factory=dict)
+    state_decode: dict[Rule, TablePart] = Field(default_factory=dict)
+    convolution_prefill: dict[Rule, TablePart] = Field(default_factory=dict)
+    convolution_decode: dict[Rule, TablePart] = Field(default_factory=dict)
     collectives: dict[Literal["dispatch", "combine"], dict[str, dict[Ranks, CurvePart]]] = Field(default_factory=dict)
     left_out: dict[str, dict[str, ErrorStats]] = Field(default_factory=dict)
 

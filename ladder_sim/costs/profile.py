@@ -37,7 +37,7 @@ ATTENTION: Mapping[Kind, tuple[str, AttentionKernel]] = {
     "math_attention_decode": ("attention_decode", "math"),
 }
 
-# kinds of tables that only models with experts or latent attention need
+# kinds of tables that only models with experts, latent or sparse attention, or recurrent states need
 MOE_KINDS = tuple(kind for kind in TABLE_KINDS if kind not in ("gemm", "sample", "moe", *ATTENTION))
 
 # a figure is identified if the runs leave at most this share of its prior's spread
@@ -197,13 +197,13 @@ class ProfileSource:
 # no slots: tables that were made of others are kept
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MoeTables:
-    """What was measured for models with routed experts or latent attention."""
+    """What was measured for models with routed experts, latent or sparse attention, or recurrent states."""
 
     experts: Mapping[Experts, RatioTable] = field(default_factory=dict)
     """Layer and format -> table; of another imbalance, `ANY_LAYER` with its numbers of experts: times relative to
     `MEASURED_IMBALANCE`."""
     tables: Mapping[Kind, Mapping[str, RatioTable]] = field(default_factory=dict)
-    """Kind of latent attention and its projections -> format, or type of the KV cache -> table."""
+    """Kind of latent or sparse attention, of projections or states -> format, cache, form or rule -> table."""
     collectives: Mapping[str, Mapping[str, Mapping[int, Curve]]] = field(default_factory=dict)
     """As `CalibrationProfile.collectives`: dispatch of tokens to their experts and combine of what these return, by
     kernel."""

@@ -7,6 +7,10 @@ from ladder_sim.hf.attention import Gqa, Index, Mla
 from ladder_sim.hf.feed_forward import Dense, Moe
 from ladder_sim.hf.quantization import Block
 
+# of a recurrent state: the gated delta rule (arXiv 2412.06464); Kimi delta attention, whose decay is of each channel
+# (arXiv 2510.26692); Mamba 2 (arXiv 2405.21060); empty: another
+Rule = Literal["", "gated-delta", "kda", "mamba2"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attend:
@@ -59,6 +63,10 @@ class State:
     """Elements of a sequence's state over all ranks."""
     size_bytes: int
     """Bytes of a sequence's state over all ranks, convolutions included."""
+    rule: Rule = ""
+    """How tokens change it."""
+    channels: int = 0
+    """Channels of the convolution in front of it, over all ranks; 0: not known."""
 
     def bytes_on_rank(self, tp: int) -> float:
         """Return the bytes of a sequence's state on each of `tp` ranks."""

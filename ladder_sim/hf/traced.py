@@ -22,7 +22,7 @@ from ladder_sim.system.files import cache_folder, replacing, shown_path
 from ladder_sim.system.processes import start
 
 # version of the tracing: files of an earlier one are made again
-_VERSION = 6
+_VERSION = 7
 # what a trace needs, with what finds it
 _PACKAGES = ("torch", "transformers", "ladder_sim_runtime")
 

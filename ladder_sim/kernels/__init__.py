@@ -14,15 +14,16 @@ from ladder_sim.kernels.experts import MoeShape
 from ladder_sim.kernels.gemm import BmmShape, GemmShape, operands
 from ladder_sim.kernels.latent import MlaShape
 from ladder_sim.kernels.machine import GEMM_FORMATS, Gpu, Machine, Stack
-from ladder_sim.kernels.mixing import MixingShape
 from ladder_sim.kernels.sampling import SampleShape
 from ladder_sim.kernels.shape import STATE_BYTES, Experts, Kind, Lookup, Shape, TableKind, TableOf
 from ladder_sim.kernels.sizes import PROMPT_DUTY, WHOLE, Count, Phase, Portion, Sizes, varies
+from ladder_sim.kernels.sparse import SparseShape
+from ladder_sim.kernels.state import ConvolutionShape, StateShape
 
 # profiles show their tables in this order
 KERNELS: tuple[type[Shape], ...] = (
-    *(GemmShape, AttentionShape, SampleShape, MoeShape, MlaShape, BmmShape, MixingShape),
-    *(ElementwiseShape, QuantizeShape, CollectiveShape),
+    *(GemmShape, AttentionShape, SampleShape, MoeShape, MlaShape, BmmShape, SparseShape),
+    *(StateShape, ConvolutionShape, ElementwiseShape, QuantizeShape, CollectiveShape),
 )
 TABLE_KINDS: Mapping[Kind, TableKind] = {each.kind: each for kernel in KERNELS for each in kernel.tables}
 
@@ -30,5 +31,5 @@ TABLE_KINDS: Mapping[Kind, TableKind] = {each.kind: each for kernel in KERNELS f
 __all__ = ["GEMM_FORMATS", "KERNELS", "PROMPT_DUTY", "STATE_BYTES", "TABLE_KINDS", "WHOLE", "Count"]
 __all__ += ["Experts", "Gpu", "Group", "Kind", "Lookup", "Machine", "Phase", "Portion", "Shape", "Sizes", "Stack"]
 __all__ += ["TableKind", "TableOf", "operands", "varies"]
-__all__ += ["AttentionShape", "BmmShape", "CollectiveShape", "ElementwiseShape", "GemmShape", "InContext"]
-__all__ += ["MixingShape", "MlaShape", "MoeShape", "QuantizeShape", "SampleShape"]
+__all__ += ["AttentionShape", "BmmShape", "CollectiveShape", "ConvolutionShape", "ElementwiseShape", "GemmShape"]
+__all__ += ["InContext", "MlaShape", "MoeShape", "QuantizeShape", "SampleShape", "SparseShape", "StateShape"]

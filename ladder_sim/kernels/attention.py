@@ -28,6 +28,8 @@ CACHE_RATE = 1.3
 class InContext(Shape):
     """What `q_len` new tokens of each sequence do with `kv_len` tokens of context."""
 
+    reads_context: ClassVar[bool] = True
+
     batch: int
     """Sequences."""
     q_len: int

@@ -100,6 +100,8 @@ class Shape(ABC):
     """Number of kernels in the row."""
     on_tensor_cores: ClassVar[bool] = False
     """Whether tensor cores multiply for most of its time, if it is compute bound."""
+    reads_context: ClassVar[bool] = False
+    """Whether passes that differ in context alone differ in it."""
 
     @property
     @abstractmethod

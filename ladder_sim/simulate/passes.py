@@ -339,7 +339,7 @@ def price(
         Prices ops of any size.
     passes
         Phase and sizes of each. Where passes differ in context only (`Sizes.apart_from_context`), nothing changes but
-        attention.
+        what reads it.
     distinct
         Of each pass: the ops of one token that may run in it, by number.
     """
@@ -355,13 +355,13 @@ def price(
         priced_by = {portion: (part.apart_from_context, part.context) for portion, part in parts.items()}
         in_parts: dict[Hashable, int] = {}
         for key, op in ops.items():
-            if number != start and op.kind != "attention":
+            if number != start and not op.shape.reads_context:
                 continue
             place = len(sized)
             if op.portion is not WHOLE:
                 others, context = priced_by[op.portion]
                 # the parts of one op share its shape
-                like = op.kind, id(op.shape), others, context if op.kind == "attention" else None
+                like = op.kind, id(op.shape), others, context if op.shape.reads_context else None
                 place = in_parts.setdefault(like, place)
             places.append((number, key, place))
             if place == len(sized):

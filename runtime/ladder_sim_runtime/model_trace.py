@@ -23,13 +23,15 @@ from ladder_sim.hf.attention import Index, Mla
 from ladder_sim.hf.feed_forward import Dense, Moe
 from ladder_sim.hf.fields import DECODERS, MAXIMA, QUANTIZATION, Fields
 from ladder_sim.hf.listed import LAYER_DATA, described
-from ladder_sim.hf.mixer import Attend, BlockKind, Linear, Mixer, State
+from ladder_sim.hf.mixer import Attend, BlockKind, Linear, Mixer, Rule, State
 from ladder_sim.hf.types import TRANSFORMERS_NAMES
 
 # tokens of the pass: a multiple of what one compressed entry of a cache stands for in known models
 _TOKENS = 128
 # of attention that is recorded
 _NAME = "ladder_sim"
+# rules of recurrent states, by the ends of their classes' names
+_RULES: Mapping[str, Rule] = {"GatedDeltaNet": "gated-delta", "DeltaAttention": "kda", "Mamba2Mixer": "mamba2"}
 _WAY_OUT = 'a newer transformers may; sizes of a decoder of Llama\'s kind can be given as "model_type": "llama"'
 # what a config says of its file, not of its shape
 _NOT_SHAPE = ("auto_map", *QUANTIZATION)
@@ -394,7 +396,7 @@ def _mixer(mixers: list[_Block], layer: _Layer, hidden: int) -> Mixer:
         start, call, end = block.parts
         before, after = before + start.of(_Product), after + end.of(_Product)
         if call is None:
-            cores.append(_state(layer))
+            cores.append(_state(layer, block.module))
         else:
             cores += _attends(call, layer, _index(block))
             norms += start.of(_Norm)
@@ -439,15 +441,18 @@ def _attends(call: _Attention, layer: _Layer, index: Index | None) -> Iterator[A
     yield replace(own, window=0, every=_TOKENS // compressed, index=index)
 
 
-def _state(layer: _Layer) -> State:
+def _state(layer: _Layer, module: nn.Module) -> State:
     states = {path: each for path, each in layer.cached.items() if path.startswith(("conv_states", "recurrent_states"))}
     if not states:
         raise ValueError("its cache does not show what a layer without attention keeps")
     largest = max(states.values(), key=Tensor.numel)
+    convolutions = [each for each in states.values() if each is not largest and each.dim() == largest.dim() - 1]
     return State(
         heads=largest.shape[1],
         elements=largest.numel(),
         size_bytes=sum(each.numel() * each.element_size() for each in states.values()),
+        rule=next((rule for kind, rule in _RULES.items() if _is(module, kind)), ""),
+        channels=sum(each.shape[1] for each in convolutions),
     )
 
 

@@ -17,7 +17,7 @@ from ladder_sim.hf.feed_forward import Dense, Moe
 from ladder_sim.hf.fields import Fields
 from ladder_sim.hf.listed import LAYER_DATA, described, read_layers
 from ladder_sim.hf.mixer import Attend, BlockKind, Linear, Mixer, State
-from ladder_sim.kernels import AttentionShape, MixingShape
+from ladder_sim.kernels import AttentionShape, StateShape
 from ladder_sim.specs import catalog
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
@@ -165,7 +165,7 @@ def test_a_state_takes_the_same_time_at_any_length() -> None:
         {op.name: op.shape for op in build(scenario, "decode", length).ops() if op.kind == "attention"}
         for length in (1000, 5000)
     ]
-    states = {name for name, shape in ops[0].items() if isinstance(shape, MixingShape)}
+    states = {name for name, shape in ops[0].items() if isinstance(shape, StateShape)}
     assert len(states) == 36
     for name in ops[0]:
         before, after = (each[name] for each in ops)
@@ -175,15 +175,14 @@ def test_a_state_takes_the_same_time_at_any_length() -> None:
 
 def test_chosen_entries_bound_what_attention_reads() -> None:
     scenario = Scenario(model=spec(config(KINDS[1], KINDS[4])), tp=2, stack="vllm", batch=2)
-    ops = [
-        {op.name.rpartition(".")[2]: op.shape for op in build(scenario, "decode", length).ops()}
+    short, long, longer = (
+        {op.name.rpartition(".")[2]: op.shape for op in build(scenario, "decode", length).ops()}["attention"]
         for length in (100, 1000, 5000)
-    ]
-    read = [each["attention"].moved_bytes for each in ops]
-    assert read[0] < read[1] == read[2]
-    # the index itself scores all of them, on every rank
-    scored = [each["attention_index"].flops for each in ops]
-    assert scored == [2 * 2 * 4 * 16 * length for length in (100, 1000, 5000)]
+    )
+    assert short.flops < long.flops
+    # beyond them grows what the index scores, all of the cache in 8 bits, on every rank
+    assert longer.flops - long.flops == 2 * 2 * 4 * 16 * 4000
+    assert longer.moved_bytes - long.moved_bytes == 2 * 16 * 4000
 
 
 def test_ranks_share_heads_or_refuse() -> None:

@@ -166,7 +166,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def measured(package: Path) -> MoeMeasurements:
-    return read_moe_system("h100_sxm", package)
+    return read_moe_system("h100_sxm", load_profile("h100-sxm"), package)
 
 
 @pytest.fixture(scope="module")
@@ -314,7 +314,7 @@ def test_dispatch_is_measured_by_the_tokens_of_a_rank_in_each_files_own_unit(
 
 
 def test_copies_of_another_gpus_files_are_left_out(package: Path, measured: MoeMeasurements) -> None:
-    h200 = read_moe_system("h200_sxm", package)
+    h200 = read_moe_system("h200_sxm", load_profile("h200-sxm"), package)
     name = "data/h200_sxm/comm/sglang/0.5.6.post2/wideep_deepep_ll_perf.parquet"
     assert f"without {name}: its times are those of h100_sxm" in h200.notes
     assert name not in h200.files
@@ -340,7 +340,7 @@ if SOURCE or find_spec("aiconfigurator_core"):
 
     @pytest.fixture(scope="module")
     def hopper() -> MoeMeasurements:
-        return read_moe_system("h100_sxm", Path(SOURCE) if SOURCE else None)
+        return read_moe_system("h100_sxm", load_profile("h100-sxm"), Path(SOURCE) if SOURCE else None)
 
     def test_shipped_files_are_what_the_package_gives(hopper: MoeMeasurements, tmp_path: Path) -> None:
         base = load_profile("h100-sxm")

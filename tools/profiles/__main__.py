@@ -42,7 +42,7 @@ def _make(options: argparse.Namespace) -> None:
         base = load_profile(SYSTEMS[system])
         for engine in ENGINES:
             _save(make_engine_profile(measured, engine, base, created=options.created), options.out)
-        experts = read_moe_system(system, options.source)
+        experts = read_moe_system(system, base, options.source)
         print(f"read {len(experts.files)} files of {system} on experts and latent attention", file=sys.stderr)
         if not experts.files:
             continue

@@ -68,6 +68,12 @@ MAX_POINTS: dict[Kind, int] = {
     "mla_prefill": 120,
     "mla_decode": 400,
     "bmm": 400,
+    "state_prefill": 80,
+    "state_decode": 12,
+    "convolution_prefill": 150,
+    "convolution_decode": 12,
+    "sparse_prefill": 260,
+    "sparse_decode": 350,
 }
 
 # bf16 GEMMs price the runs that gpt-fast was fitted to, and fewer points move those by 0.7 %

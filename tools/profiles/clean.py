@@ -24,6 +24,7 @@ FALLS: Mapping[Kind, tuple[tuple[str, ...], float]] = {
     "gemm": (("m", "n"), 1.3),
     "attention_prefill": (TABLE_KINDS["attention_prefill"].axes, 1.04),
     "attention_decode": (TABLE_KINDS["attention_decode"].axes, 1.04),
+    **{kind: (each.axes, 1.04) for kind, each in TABLE_KINDS.items() if kind.startswith(("state", "convolution"))},
 }
 
 # outliers that a note names

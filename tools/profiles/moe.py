@@ -1,4 +1,4 @@
-"""Tables for models with experts or latent attention, from the package aiconfigurator-core.
+"""Tables for models with experts, latent or sparse attention, or states, from the package aiconfigurator-core.
 
 Experts: the fastest kernel that an engine has, of the newest version that measured a layer; no time falls as tokens
 are added. A GPU's table is the median of the engines'. An engine's is its own, but nowhere above the median: its slower
@@ -10,7 +10,7 @@ import gzip
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +29,7 @@ from tools.profiles import package, parquet
 from tools.profiles.aiconfigurator import make_table, nonempty, of_engine
 from tools.profiles.clean_experts import by_splits, rising, weights_read_bytes, without_excluded
 from tools.profiles.grids import Grid, Series, dense, distinct, envelope, merge, rounded
+from tools.profiles.mixing import mixing_tables, read_mixing
 from tools.profiles.thin import predicted_s
 
 # (hidden, width, experts, top-k) of the layers that are kept: of models that people serve
@@ -46,6 +47,14 @@ LAYERS = {
     (2880, 2880, 128, 4): "gpt-oss-120b",
     (5120, 8192, 16, 1): "Llama 4 Scout",
     (5120, 8192, 128, 1): "Llama 4 Maverick",
+    (4096, 1024, 512, 10): "Qwen3.5-397B-A17B",
+    (3072, 1024, 256, 8): "Qwen3.5-122B-A10B",
+    (2048, 512, 256, 8): "Qwen3.5-35B-A3B",
+    (6144, 3072, 128, 4): "MiniMax M3",
+    (7168, 3072, 384, 6): "DeepSeek-V4-Pro",
+    (4096, 2048, 256, 6): "DeepSeek-V4-Flash",
+    (4096, 2048, 256, 8): "MiMo-V2-Flash",
+    (2816, 704, 128, 8): "Gemma 4 26B-A4B",
 }
 # the token counts that tables have; the others judge them
 TOKENS = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0)
@@ -73,23 +82,34 @@ class MoeMeasurements:
     """Latent attention and its projections; as `Measurements.tables`."""
     dispatches: Mapping[str, parquet.Dispatches]
     """Dispatches by engine."""
+    mixing: Mapping[tuple[Kind, str], list[Series]] = field(default_factory=dict)
+    """Recurrent states, their convolutions, sparse attention; as `tables`."""
     notes: tuple[str, ...] = ()
     """What was left out or changed, and why."""
     files: tuple[str, ...] = ()
     """Files read, relative to the package's `systems` folder."""
 
 
-def read_moe_system(system: str, source: Path | None = None) -> MoeMeasurements:
-    """Read one system's files; raises as `read_system`."""
+def read_moe_system(system: str, profile: CalibrationProfile, source: Path | None = None) -> MoeMeasurements:
+    """Read one system's files, of which some hold more than the table's kernel, which `profile` prices.
+
+    Raises
+    ------
+    UnknownNameError, UsageError, MissingDependencyError
+        As `read_system`.
+    """
     files = package.SystemFiles(system, source)
     experts, with_mxfp8 = _read_experts(files)
     tables, dispatches = _read_latent(files), _read_dispatches(files)
+    latent = _latent_tables(tables, _mla_of(system), profile.reference)
+    mixing = read_mixing(files, replace(profile, read_moe=lambda: MoeTables(tables=latent)))
     return MoeMeasurements(
         system=system,
         experts=experts,
         with_mxfp8=with_mxfp8,
         tables=tables,
         dispatches=dispatches,
+        mixing=mixing,
         notes=tuple(files.notes),
         files=tuple(files.read),
     )
@@ -196,11 +216,13 @@ def make_moe(measured: MoeMeasurements, profile: CalibrationProfile) -> MoeTable
         )
         for name in sorted({key.format for key in grids})
     }
-    mla_of = MLA_OF[measured.system in WITHOUT_SPLIT_KV]
-    what = "medians of experts' times; latent attention of one engine"
+    what = "medians of experts' times and of recurrent states'; latent and sparse attention of one engine"
     return MoeTables(
         experts={**experts, **_factors(measured.experts)},
-        tables=_latent_tables(measured, mla_of, reference),
+        tables={
+            **_latent_tables(measured.tables, _mla_of(measured.system), reference),
+            **mixing_tables(measured.mixing, "", reference),
+        },
         left_out=left_out,
         sources=(package.source_of(measured.system, what, measured.files, measured.notes),),
     )
@@ -217,9 +239,9 @@ def make_engine_moe(measured: MoeMeasurements, engine: str, base: MoeTables, ref
             collectives[op][kernel][ranks] = _curve(rising(series))
     files = tuple(file for file in measured.files if f"/{engine}" in file)
     mxfp8 = " (MXFP4 with activations in MXFP8)" if any(engine in each for each in measured.with_mxfp8.values()) else ""
-    what = f"experts{mxfp8}, latent attention, dispatch and combine of {engine}"
+    what = f"experts{mxfp8}, latent and sparse attention, recurrent states, dispatch and combine of {engine}"
     source = package.source_of(measured.system, what, files)
-    tables = _latent_tables(measured, engine, reference)
+    tables = {**_latent_tables(measured.tables, engine, reference), **mixing_tables(measured.mixing, engine, reference)}
     return MoeTables(experts=experts, tables=tables, collectives=collectives, sources=(source,))
 
 
@@ -236,10 +258,16 @@ def _as_run(measured: MoeMeasurements, key: Experts, engine: str) -> Series | No
     return replace(own, points=points, seconds=seconds[first])
 
 
-def _latent_tables(measured: MoeMeasurements, engine: str, reference: Gpu) -> dict[Kind, dict[str, RatioTable]]:
+def _mla_of(system: str) -> str:
+    return MLA_OF[system in WITHOUT_SPLIT_KV]
+
+
+def _latent_tables(
+    measured: Mapping[tuple[Kind, str], list[Series]], engine: str, reference: Gpu
+) -> dict[Kind, dict[str, RatioTable]]:
     """Return the tables of latent attention and its projections, by one engine's kernels."""
     tables: dict[Kind, dict[str, RatioTable]] = defaultdict(dict)
-    for (kind, of), own in of_engine(measured.tables, engine).items():
+    for (kind, of), own in of_engine(measured, engine).items():
         tables[kind][of] = make_table(kind, of, own, reference)
     return tables
 

@@ -2,31 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from ladder_sim.graph.block import BlockKernels
 from ladder_sim.graph.rank import RankPass
 from ladder_sim.hf.attention import Index
-from ladder_sim.kernels import STATE_BYTES, AttentionShape, InContext, MixingShape
-from ladder_sim.specs.workload import KV_BYTES
+from ladder_sim.kernels import STATE_BYTES, AttentionShape, InContext
 
 # a sum of squares, 32-bit
 SQUARES_BYTES = 4
 
 
-def choose(block: BlockKernels, index: Index, name: str, after: Sequence[int], *, every: int = 1) -> list[int]:
-    """Add the choice of entries by their index: scores of all of them by every rank, in 8 bits, and the best of these.
-
-    DeepSeek-V3.2 (arXiv 2512.02556, section 2.1); vLLM 0.32.0, deepseek_v2.py, Indexer.
-    """
-    rank = block.rank
-    shape = MixingShape(
-        **rank.lengths,
-        token_bytes=float(index.heads * index.dim + index.top_k * 4),
-        entry_bytes=float(index.dim) * KV_BYTES["fp8"],
-        entry_flops=2.0 * index.heads * index.dim,
-        every=every,
-    )
-    return in_context(block, f"{name}_index", shape, after)
+def chosen(index: Index | None) -> dict[str, Any]:
+    """Return what an index chooses of a cache, as fields of `SparseShape`."""
+    return {"top_k": index.top_k, "index_heads": index.heads, "index_dim": index.dim} if index else {}
 
 
 def attention_shape(rank: RankPass, heads: int, kv_heads: int, head_dim: int, window: int) -> AttentionShape:

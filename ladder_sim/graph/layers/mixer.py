@@ -7,13 +7,10 @@ linear layer of rows, whose sum ends the block. A layer of rows before that is s
 from collections.abc import Sequence
 
 from ladder_sim.graph.block import NORM, BlockKernels
-from ladder_sim.graph.layers.context import SQUARES_BYTES, attention_shape, choose, in_context
+from ladder_sim.graph.layers.context import SQUARES_BYTES, attention_shape, chosen, in_context
 from ladder_sim.hf.mixer import Attend, Linear, Mixer, State
-from ladder_sim.kernels import STATE_BYTES, CollectiveShape, MixingShape
+from ladder_sim.kernels import STATE_BYTES, CollectiveShape, ConvolutionShape, SparseShape, StateShape
 
-# arithmetic of one token with each element of a state: decayed, read by the key, corrected, and read by the query, each
-# a multiplication and an addition (gated delta rule, arXiv 2412.06464, equation 10); simpler rules take less
-STATE_FLOPS = 8.0
 # tokens of a prompt after which its state is written, to be read by the kernel that makes the output (chunk_size of
 # flash-linear-attention's gated delta rule; Mamba 2 has 128 or 256)
 CHUNK_TOKENS = 64
@@ -72,15 +69,18 @@ def _state(block: BlockKernels, kind: Mixer, core: State, name: str, after: Sequ
     elements = core.elements / min(rank.tp, core.heads)
     entering = sum(linear.on_rank(rank.tp)[0] for group in kind.inputs[:1] for linear in group)
     leaving = kind.outputs[0].on_rank(rank.tp)[1]
-    moved = 2.0 * rank.tokens * entering * STATE_BYTES
-    convolved = block.elementwise(f"{name}_convolution", "attention", moved, after, weights)
-    shape = MixingShape(
+    # queries, keys and values; of others what enters
+    channels = core.channels / min(rank.tp, core.heads) or entering
+    convolution = ConvolutionShape(**rank.lengths, rule=core.rule, channels=channels)
+    convolved = in_context(block, f"{name}_convolution", convolution, after, weights=weights)
+    shape = StateShape(
         **rank.lengths,
+        rule=core.rule,
+        elements=elements,
         state_bytes=core.bytes_on_rank(rank.tp),
         token_bytes=(entering + leaving + 2.0 * elements / CHUNK_TOKENS) * STATE_BYTES,
-        token_flops=STATE_FLOPS * elements,
     )
-    states = in_context(block, name, shape, [convolved])
+    states = in_context(block, name, shape, convolved)
     return [block.elementwise(f"{name}_norm", "norm", 3.0 * rank.tokens * leaving * STATE_BYTES, states)]
 
 
@@ -95,14 +95,15 @@ def _attend(block: BlockKernels, core: Attend, name: str, after: Sequence[int], 
         # kernels with keys and values of different widths take what those of their mean width do
         own = attention_shape(rank, heads, kv_heads, core.mean_dim, core.window)
         return in_context(block, name, own, after)
-    if core.index and core.index.heads:
-        after = choose(block, core.index, name, after, every=core.every)
-    shape = MixingShape(
+    shape = SparseShape(
         **rank.lengths,
+        form="heads",
+        heads=heads,
         token_bytes=float(heads * (core.key_dim + value_dim)) * STATE_BYTES,
         entry_bytes=float(kv_heads * (core.key_dim + core.value_dim)) * rank.kv_element_bytes,
         entry_flops=2.0 * heads * (core.key_dim + value_dim),
+        kv_element_bytes=rank.kv_element_bytes,
         every=core.every,
-        top_k=core.index.top_k if core.index else 0,
+        **chosen(core.index),
     )
     return in_context(block, name, shape, after)

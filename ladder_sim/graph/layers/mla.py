@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ladder_sim.graph.block import NORM, BlockKernels
-from ladder_sim.graph.layers.context import choose
+from ladder_sim.graph.layers.context import chosen
 from ladder_sim.hf.attention import Index, Mla
-from ladder_sim.kernels import STATE_BYTES, BmmShape, MixingShape, MlaShape, operands
+from ladder_sim.kernels import STATE_BYTES, BmmShape, MlaShape, SparseShape, operands
 from ladder_sim.specs.workload import Format
 
 
@@ -45,7 +45,7 @@ def add(block: BlockKernels, kind: Mla, prefix: str = "", *, reduces: bool) -> i
     )
     outputs = []
     if kind.index and kind.index.heads:
-        rotated = _choose(block, kind, kind.index, prefix, normed, rotated)
+        rotated = _index(block, kind, kind.index, prefix, normed, rotated)
     if rank.phase != "prefill":
         into = _per_head(block, f"{prefix}k_absorb", qkv, heads, latent, kind.nope_head_dim, [rotated])
         attended = block.op(f"{prefix}attention", "attention", _chosen(kind, shape), [into])
@@ -69,31 +69,33 @@ def add(block: BlockKernels, kind: Mla, prefix: str = "", *, reduces: bool) -> i
     return block.linear(f"{prefix}o", hidden, heads * kind.value_head_dim, outputs, format=rank.format("out", kind))
 
 
-def _choose(block: BlockKernels, kind: Mla, index: Index, prefix: str, queries: int, rotated: int) -> int:
-    """Add the index that chooses which latent vectors attention reads, whole on every rank."""
+def _index(block: BlockKernels, kind: Mla, index: Index, prefix: str, queries: int, rotated: int) -> int:
+    """Add what the index needs that chooses which latent vectors attention reads, whole on every rank."""
     rank, qkv = block.rank, block.rank.format("qkv", kind)
     keys = block.linear(f"{prefix}index_k", index.dim + index.heads, kind.hidden, [NORM], format=qkv)
     low = kind.q_lora_rank or kind.hidden
     width = index.heads * index.dim
     queries = block.linear(f"{prefix}index_q", width, low, [queries], format=qkv)
     moved = 2.0 * rank.tokens * (width + index.dim) * STATE_BYTES
-    made = block.elementwise(f"{prefix}index_rope", "rope", moved, [keys, queries])
-    return choose(block, index, f"{prefix}attention", [made, rotated])[-1]
+    return block.elementwise(f"{prefix}index_rope", "rope", moved, [keys, queries, rotated])
 
 
-def _chosen(kind: Mla, shape: MlaShape) -> MlaShape | MixingShape:
+def _chosen(kind: Mla, shape: MlaShape) -> MlaShape | SparseShape:
     """Return attention's shape where an index chooses what it reads: single tokens or prompts, in the latent space."""
     if kind.index is None:
         return shape
-    return MixingShape(
+    return SparseShape(
         batch=shape.batch,
         q_len=shape.q_len,
         kv_len=shape.kv_len,
         shares_step=shape.shares_step,
+        form="latent",
+        heads=shape.heads,
         token_bytes=float(shape.heads * (2 * shape.latent + shape.rope)) * shape.element_bytes,
         entry_bytes=float(shape.latent + shape.rope) * shape.kv_element_bytes,
         entry_flops=2.0 * shape.heads * (2 * shape.latent + shape.rope),
-        top_k=kind.index.top_k,
+        kv_element_bytes=shape.kv_element_bytes,
+        **chosen(kind.index),
     )
 
 
