@@ -7,6 +7,10 @@ from ladder_sim.hf.attention import Gqa, Index, Mla
 from ladder_sim.hf.feed_forward import Dense, Moe
 from ladder_sim.hf.quantization import Block
 
+# of a recurrent state: the gated delta rule (arXiv 2412.06464); Kimi delta attention, whose decay is of each channel
+# (arXiv 2510.26692); Mamba 2 (arXiv 2405.21060); empty: another
+Rule = Literal["", "gated-delta", "kda", "mamba2"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attend:
