@@ -50,11 +50,6 @@ class Attend:
         return self.rank_heads(tp)[1] * (self.key_dim + self.value_dim) / self.every
 
 
-# of a recurrent state: the gated delta rule (arXiv 2412.06464); Kimi delta attention, whose decay is of each channel
-# (arXiv 2510.26692); Mamba 2 (arXiv 2405.21060); empty: another
-Rule = Literal["", "gated-delta", "kda", "mamba2"]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
     """A recurrent state between the linear layers of a `Mixer`, constant for each sequence.
