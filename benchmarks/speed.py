@@ -114,7 +114,7 @@ def main() -> int:
     # a child's peak memory counts from what its parent had at the fork, so this process imports the package last
     figures = [*cold(), *starts()]
     sweeps = [] if options.no_sweeps else [*swept()]
-    figures += [*warm(), *own_graphs(), *ratios(), *batches(), *passes()]
+    figures += [*warm(), *own_graphs(), *ratios(), *batches(), *passes(), *served(), *queried()]
     tables = [table(("what", "measured", "target", ""), (row.cells() for row in rows)) for rows in (figures, sweeps)]
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores, {platform.machine()}, {time.strftime('%F')}\n")
     print("\n".join(tables))
@@ -346,6 +346,44 @@ def passes() -> Iterator[Figure]:
         ("engine fast, GPU shared", lambda _: scan.run(program)),
     ):
         yield Figure(f"one pass over all its 126 layers, {name}", *medians_ms(call), "ms")
+
+
+def served() -> Iterator[Figure]:
+    """Yield how fast one replica of 70B serves requests, one by one, with steps that are known."""
+    from ladder_sim import Scenario
+    from ladder_sim.serving import Lengths, Service, Traffic
+
+    for rate, minimum in ((1.0, None), (4.0, None), (10.0, 10_000), (40.0, None)):
+        load = Traffic(rate=rate, prompt=Lengths.parse("1024"), gen=Lengths.parse("256"), requests=1000)
+        service = Service.for_requests(Scenario(model="70b", tp=8, stack="vllm"), load)
+        spent_s = _cpu_s(lambda: service.run("standard", load))  # noqa: B023
+        yield Figure(f"requests served in a CPU second, 70B TP 8, {rate:g} requests/s", 1000 / spent_s, "/s", minimum)
+
+
+def _cpu_s(call: Callable[[], object]) -> float:
+    """Return the median CPU seconds of a call; the first run is left out."""
+    spent_s = []
+    for _ in range(COLD_RUNS + 1):
+        begin_s = time.process_time()
+        call()
+        spent_s.append(time.process_time() - begin_s)
+    return statistics.median(spent_s[1:])
+
+
+def queried() -> Iterator[Figure]:
+    """Yield what a simulator's query of a step takes."""
+    from ladder_sim import Scenario
+    from ladder_sim.serving import Mix, StepTimes
+
+    times = StepTimes.of(Scenario(model="70b", tp=8, stack="vllm"), "ladder")
+    decode, mixed = Mix.of(decode=[1024] * 64), Mix.of(decode=[1024] * 64, prefill=[(512, 0), (300, 700)])
+    for name, call in (
+        ("StepTimes.of_mix, 64 requests decode", lambda: times.of_mix(decode)),
+        ("StepTimes.of_mix, with two chunks of prompts", lambda: times.of_mix(mixed)),
+        ("StepTimes.seconds, 64 requests decode", lambda: times.seconds(decode=[1024] * 64)),
+    ):
+        spent_s = _cpu_s(lambda: [call() for _ in range(10_000)])  # noqa: B023
+        yield Figure(name, 100 * spent_s, "us", 5.0)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from ladder_sim.serving.requests.traffic import Lengths, Traffic
 from ladder_sim.serving.service import Service
 from ladder_sim.serving.sizing.fleet import Fleet
 from ladder_sim.serving.sizing.search import Need
-from ladder_sim.serving.steps.mix import StepLimits
+from ladder_sim.serving.steps.mix import Mix, StepLimits
 from ladder_sim.serving.steps.times import StepTimes
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "Fleet",
     "Lengths",
     "MeasuredSteps",
+    "Mix",
     "Need",
     "Outcome",
     "Request",

@@ -271,10 +271,10 @@ class SimulatedReplica(Replica):
     def _woken(self, alarm: simpy.Event) -> None:
         # another one may have been set since
         if alarm is self._alarm:
-            self._go_on(self.env.peek())
+            self._go_on()
 
-    def _go_on(self, until_s: float) -> None:
-        """Complete what has run, and run steps up to a time before which nothing outside of the replica happens."""
+    def _go_on(self, until_s: float | None = None) -> None:
+        """Complete what has run, and run steps up to a time; by default up to the next event of `env`."""
         self._busy = False
         while True:
             if self._line.steps:
@@ -283,7 +283,9 @@ class SimulatedReplica(Replica):
                 self._complete(self._step)
             if not self._begin(self._end_s):
                 return
-            if self._end_s >= until_s or (self._step and self._step.last and not self.alone):
+            # an answer that ended may have brought an event
+            limit_s = self.env.peek() if until_s is None else until_s
+            if self._end_s >= limit_s or (self._step and self._step.last and not self.alone):
                 self._wake_at(self._end_s)
                 return
 

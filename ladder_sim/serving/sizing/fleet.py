@@ -14,7 +14,7 @@ import numpy as np
 
 from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.confidence.errors import Widths
-from ladder_sim.serving.intervals import MOST_SEEDS, confidence_of, interval_of, of_mean, widths_of
+from ladder_sim.serving.intervals import MOST_SEEDS, confidence_of, of_mean, widths_of
 from ladder_sim.serving.requests.slo import SLO
 from ladder_sim.serving.requests.traffic import Traffic
 from ladder_sim.serving.service import DEFAULT_VARIANTS
@@ -164,19 +164,6 @@ def with_intervals(best: Best, first: Fleet | None, *, curves: bool = False) -> 
         reasons=(),
         curve={share * limit: search.seconds(share * limit) for share in (_SHARES if curves else ())},
     )
-
-
-def bounded_times(fleet: Fleet, search: Search) -> dict[str, Interval]:
-    """Return the times that each bound of the SLO limits, by its name, for a fleet that keeps the SLO."""
-    need, widths = fleet.need, fleet.widths
-    if widths is None:
-        return {}
-    rows = [search.seconds(need.rate, need.sizes, seed=seed) for seed in range(search.seeds)]
-    ends = [search.seconds(need.rate, need.sizes, _case(widths, sign)) for sign in (1, -1)]
-    return {
-        bound.name: interval_of([row[number] for row in rows], [end[number] for end in ends])
-        for number, bound in enumerate(search.slo.bounds)
-    }
 
 
 class _End(NamedTuple):

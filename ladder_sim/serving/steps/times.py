@@ -270,7 +270,23 @@ class StepTimes:
         return self.of_mix(mix, duty)
 
     def of_mix(self, mix: Mix, duty: float = 0.0) -> float:
-        """Return the seconds of a step of requests that are added up, without checks."""
+        """Return the seconds of a step of requests that are added up, without checks, in a few microseconds.
+
+        Parameters
+        ----------
+        mix
+            Requests of the step, within the limits.
+        duty
+            As in `seconds`.
+
+        Examples
+        --------
+        >>> from ladder_sim import Scenario
+        >>> times = StepTimes.of(Scenario(model="8b", tp=1, stack="vllm"), "standard")
+        >>> mix = Mix(decoding=64, context=64 * 1024)
+        >>> times.of_mix(mix) == times.seconds(decode=[1024] * 64)
+        True
+        """
         decoding, context, prompts, chunk, pairs, drafted = mix
         if not prompts:
             return self._factor * self._steps(decoding, drafted).at(context / decoding)
