@@ -48,9 +48,9 @@ class Factor(NamedTuple):
 
 # Spreads, the share of servers that are otherwise, and the errors of one load were chosen on servings of
 # aiconfigurator-core 0.12.0 where one row of a server predicts its others (`python -m tools.profiles.conditioning
-# serving_dense.csv serving_moe.csv`): with experts, times per token err by 6.8 % instead of 8.0 at another load and
-# by 6.1 instead of 6.5 on another plan; those of dense models, which figures are fitted to, by 5.0 instead of 4.8 and
-# by 5.3 instead of 4.9. Halved or doubled they change that by 0.2 points
+# serving_dense.csv serving_moe.csv`): with experts, times per token err by 6.6 % instead of 7.7 at another load and
+# by 5.6 instead of 6.2 on another plan; those of dense models, which figures are fitted to, by 5.6 instead of 5.8 and
+# by 6.3 instead of 6.0. Halved or doubled they change that by 0.2 points
 FACTORS: Mapping[str, Factor] = {
     "kernels": Factor(0.15, ("kernel_factor",), "the GPUs' clocks, the precision of weights or the kernels"),
     "prompts": Factor(0.1, ("prompt_factor",), "the size of chunks, or what the prefix cache holds of prompts"),
