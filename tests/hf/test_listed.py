@@ -17,7 +17,7 @@ from ladder_sim.hf.feed_forward import Dense, Moe
 from ladder_sim.hf.fields import Fields
 from ladder_sim.hf.listed import LAYER_DATA, described, read_layers
 from ladder_sim.hf.mixer import Attend, BlockKind, Linear, Mixer, State
-from ladder_sim.kernels import AttentionShape, StateShape
+from ladder_sim.kernels import AttentionShape, Phase, StateShape
 from ladder_sim.specs import catalog
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
@@ -132,7 +132,7 @@ def test_precision_is_that_of_each_layer() -> None:
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode", "mixed"])
-def test_kernels_hold_the_weights(phase: str) -> None:
+def test_kernels_hold_the_weights(phase: Phase) -> None:
     """But for the gates of shared experts and the corrections of routers, which no kernel is made for."""
     model = catalog.model(str(FILE))
     graph = build(Scenario(model=model, tp=1, stack="vllm"), phase, 1025)
