@@ -265,7 +265,7 @@ def validate(
     --------
     >>> compared = validate("ladder-70b", level="protocol-b")
     >>> len(compared.rows), f"{compared.unseen.mean_error['ladder.speedup']:.1%}"
-    (70, '1.3%')
+    (70, '1.2%')
     """
     if not isinstance(dataset, str | Dataset):
         if not isinstance(dataset, MeasuredRuns):

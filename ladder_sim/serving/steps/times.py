@@ -241,7 +241,7 @@ class StepTimes:
         >>> times = StepTimes.of(Scenario(model="8b", tp=1, stack="vllm"), "standard")
         >>> short, long = times.seconds(prefill=[(512, 0)]), times.seconds(prefill=[(512, 8192)])
         >>> f"{1e3 * short:.1f} ms, after 8192 tokens {1e3 * long:.1f} ms"
-        '12.2 ms, after 8192 tokens 14.9 ms'
+        '12.1 ms, after 8192 tokens 14.9 ms'
         """
         contexts = list(decode)
         try:
