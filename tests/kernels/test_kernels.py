@@ -58,8 +58,9 @@ def test_experts_grow_with_the_tokens_of_all_ranks_that_meet_in_them() -> None:
 def test_a_table_holds_the_kernels_at_its_points(kind: str) -> None:
     """What a kind of table makes of sizes is looked up at these sizes."""
     axes = TABLE_KINDS[kind].axes
-    of = {"moe": Experts("bf16", 4096, 1536, 128, 8), "sample": "greedy"}.get(kind, "bf16")
-    point = {name: 2.0 ** (3 + number) for number, name in enumerate(axes)}
+    keys = {"moe": Experts("bf16", 4096, 1536, 128, 8), "sample": "greedy"}
+    of = "latent-64-bf16" if kind.startswith("sparse") else keys.get(kind, "bf16")
+    point = {name: 2.0 ** (7 + number) for number, name in enumerate(axes)}
     lookup = TABLE_KINDS[kind].shape(of, point).lookup
     assert lookup is not None
     assert (lookup.kind, lookup.of, {name: float(at) for name, at in lookup.point.items()}) == (kind, of, point)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ladder_sim import Scenario, predict
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.ops import Op
-from ladder_sim.kernels import CollectiveShape, ElementwiseShape, Gpu, MoeShape, SampleShape
+from ladder_sim.kernels import CollectiveShape, Gpu, MoeShape
 from ladder_sim.prediction import Prediction, resolve_profile
 from ladder_sim.simulate.lower import op_times
 from ladder_sim.simulate.passes import ForwardPass
@@ -155,9 +155,7 @@ def _least_read_bytes(op: Op) -> float:
         chance = np.minimum(1.0, shape.top_k * weight / weight.sum())
         taken = float((1.0 - (1.0 - chance) ** shape.tokens).sum()) / shape.ep
         return taken * 3.0 * shape.hidden * shape.width / shape.expert_tp * shape.weight_element_bytes
-    if isinstance(shape, ElementwiseShape | SampleShape | CollectiveShape):
-        return 0.0
-    return shape.stored_bytes
+    return float(shape.work.stored_bytes)
 
 
 def _warnings(prediction: Prediction) -> list[str]:
