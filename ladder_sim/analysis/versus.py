@@ -181,6 +181,16 @@ class Option:
         """A technique changes the answers."""
         return bool(self.scenario.techniques.lossy)
 
+    @property
+    def engines(self) -> list[str]:
+        """Engines that have every part of it."""
+        wiring = self.prediction.variant
+        # an engine has another wiring for one model, and a technique for many
+        unchanged = wiring == "standard" and self.changes
+        parts = [] if unchanged else [[each.engine for each in parse(wiring).family.support]]
+        parts += [[each.engine.partition(",")[0] for each in change(name).support] for name in self.changes]
+        return list(dict.fromkeys(name for name in parts[0] if all(name in part for part in parts)))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnderLoad:
@@ -237,8 +247,8 @@ class Versus(Answer):
 
     @property
     def best_own(self) -> Option:
-        """The best without retraining that keeps the answers."""
-        return _ranked(_exact(self.own))[0]
+        """The best without retraining that an engine has and that keeps the answers."""
+        return next(each for each in _ranked(_exact(self.own)) if each.engines)
 
     @property
     def best_retrained(self) -> Option | None:

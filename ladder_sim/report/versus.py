@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ladder_sim.analysis.versus import Option, Versus, change
+from ladder_sim.analysis.versus import Option, Versus
 from ladder_sim.confidence import Interval
 from ladder_sim.confidence.runs import is_faster
 from ladder_sim.display.document import Document, Notes, scenario_fields
@@ -80,14 +80,10 @@ class Row:
 
     @property
     def engines(self) -> str:
-        """Engines that have every part of the option."""
-        wiring, changes = self.option.prediction.variant, self.option.changes
+        """Engines that have the option, of many the first."""
         if self.group == "limit":
             return ""
-        # an engine has another wiring for one model, and a technique for many
-        parts = [] if wiring == "standard" and changes else [[each.engine for each in parse(wiring).family.support]]
-        parts += [[each.engine.partition(",")[0] for each in change(name).support] for name in changes]
-        names = list(dict.fromkeys(name for name in parts[0] if all(name in part for part in parts)))
+        names = self.option.engines
         if len(names) > _ENGINES:
             names = [f"{names[0]} and {len(names) - 1} more"]
         return f"{', '.join(names) or 'none'}{' (lossy)' if self.option.lossy else ''}"

@@ -69,7 +69,8 @@ TECHNIQUES: Mapping[str, Technique] = {
     "weight-prefetch": Technique(
         summary="the next GEMM's weights are read into the L2 cache during an all-reduce",
         needs="a GPU whose L2 cache is known; decode steps of at most 128 tokens",
-        support=(Support("PRESERVE, on Ascend", "arXiv 2501.08192"),),
+        # PRESERVE has it on Ascend (arXiv 2501.08192); no engine for these GPUs
+        support=(),
     ),
     "sequence-parallel": Technique(
         summary="reduce-scatter, norm of a share of the tokens, all-gather",

@@ -83,7 +83,7 @@ def test_first_tokens_that_come_earlier_than_without_communication_are_explained
     """Token-split's gain of TTFT was 1.58 next to 1.46 without communication, and nothing said why."""
     result = result_of(model="70b", tp=8, concurrency=64, prompt=4096, gen=128)
     bound = result.options["upper-bound"]
-    assert "token-split:2" in [each.name for each in result.earlier]
+    assert any("token-split:2" in each.name for each in result.earlier)
     for each in result.earlier:
         assert each.tpot_gain is not None
         assert bound.tpot_gain is not None
@@ -190,9 +190,9 @@ def test_a_wiring_that_a_model_has_needs_no_retraining() -> None:
 
 def test_the_verdict_says_what_gains_most_with_and_without_training() -> None:
     said = served().report.verdict
-    assert said.startswith("Keep your weights: fused-norm + weight-prefetch, 1.07x (")
+    assert said.startswith("Keep your weights: fused-norm, 1.05x (")
     assert " Retrain: ladder + fused-norm, " in said
-    assert "on top of fused-norm + weight-prefetch ladder gains " in said
+    assert "on top of fused-norm ladder gains " in said
     slow = result_of(model="70b", tp=8, cluster="l40s-pcie", stack="gpt-fast", gen=512)
     assert slow.report.verdict.startswith("Keep your weights: nothing is clearly faster than standard")
     # its one measured machine is too odd to tell what other answers gain

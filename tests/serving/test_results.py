@@ -229,6 +229,7 @@ def test_inferencex() -> None:
         "tp": 8,
         "ep": 1,
         "dp_attention": False,
+        "campaign": "inferencex-vllm",
     }
     assert isinstance(first.requests, Traffic)
     assert (first.concurrency, first.requests.requests, str(first.requests.prompt)) == (4, 40, "uniform:819:1024")

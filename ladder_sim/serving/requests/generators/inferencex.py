@@ -7,8 +7,8 @@ from ladder_sim.serving.requests.traffic import Lengths, Traffic
 # requests of each client in an InferenceX serving, and the shortest length as a share of the longest: its scripts give
 # --num-prompts 10 x concurrency and --random-range-ratio 0.8
 _ROUNDS, _SHORTEST = 10, 0.8
-# what is known of its servers beside
-_CAMPAIGNS = {"vllm": "inferencex-vllm"}
+# what else is known of its servers, by engine
+_CAMPAIGNS = {"vllm": {"campaign": "inferencex-vllm"}}
 
 
 def read(document: JSON) -> Result:
@@ -30,7 +30,6 @@ def read(document: JSON) -> Result:
         left_out = f"speculative decoding ({document['spec_decoding']}): its acceptance is not in the file"
     elif document.get("disagg") in (True, "true"):
         left_out = "prefill and decode on GPUs of their own: how many have which is not in the file"
-    known = {"campaign": name for engine, name in _CAMPAIGNS.items() if document.get("framework") == engine}
     words = {"model": "model", "hw": "system", "framework": "backend", "precision": "dtype", "tp": "tp", "ep": "ep"}
     return Result(
         tool="InferenceX",
@@ -38,6 +37,7 @@ def read(document: JSON) -> Result:
         concurrency=concurrency,
         figures=figures,
         server={ours: document[theirs] for theirs, ours in words.items() if theirs in document}
-        | {"dp_attention": document.get("dp_attention") in (True, "true"), **known},
+        | {"dp_attention": document.get("dp_attention") in (True, "true")}
+        | _CAMPAIGNS.get(str(document.get("framework")), {}),
         left_out=left_out,
     )
