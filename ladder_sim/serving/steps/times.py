@@ -415,7 +415,7 @@ def _check_tokens(name: str, tokens: Sequence[int], least: int, most: int) -> No
     # of each type once: a step has hundreds of requests
     for of_type in set(map(type, tokens)):
         if not issubclass(of_type, Integral):
-            number = next(each for each in tokens if type(each) is of_type)
+            number = next(each for each in reversed(tokens) if type(each) is of_type)
             raise UsageError(f"{name}: {number!r}: must be a whole number", hint="tokens of each request")
     for number in (min(tokens), max(tokens)):
         if not least <= number <= most:
