@@ -91,6 +91,7 @@ class SparseShape(InContext):
     def work(self) -> Work:
         """Entries that are read, of which the tokens of a prompt may share some, and all keys of the index."""
         entries: Any = self.kv_len / self.every
+
         # that a new token sees on average, without those of later tokens
         seen: Any = (self.kv_len - (self.q_len - 1) / 2.0) / self.every
         read = np.minimum(seen, self.top_k) if self.top_k else seen

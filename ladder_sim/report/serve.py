@@ -249,10 +249,11 @@ def _state(served: ServedVariant) -> str:
 
 
 def _remarks(served: Served) -> Iterator[Remark]:
-    yield Remark("load", _load(served))
+    # where a price was given its answer is asked for
     prices = {name: served[name].figures.get("usd_per_Mtoken") for name in _compared(served)}
     if texts := {name: interval_text(price) for name, price in prices.items() if price}:
         yield Remark("cost", cost_text(texts))
+    yield Remark("load", _load(served))
     yield Remark("why", _reason(served))
     yield Remark("evidence", evidence_of(served, [served.confidence]))
 
