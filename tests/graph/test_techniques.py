@@ -319,6 +319,19 @@ def test_weights_are_read_ahead_where_an_all_reduce_is_waited_for(variant: str, 
     assert not simulate(scenario, "prefill", 1024, costs).schedule.layout.prefetching
 
 
+@pytest.mark.parametrize("model", ["deepseek-v2-lite", "glm-4.5-air"])
+def test_shared_experts_that_run_next_to_routed_ones_are_not_read_ahead(model: str) -> None:
+    """Their GEMM may be the first behind an all-reduce; `versus` of DeepSeek-V3 ended in a KeyError."""
+    scenario = Scenario(model=model, stack="vllm", tp=2, technique="weight-prefetch")
+    costs = KernelCosts(scenario, resolve_profile(scenario, None))
+    layout = simulate(scenario, "decode", 64, costs, keep=1000).schedule.layout
+    beside = {*layout.next_to, *(other for others in layout.next_to.values() for other in others)}
+    ahead = {gemm for gemms in layout.prefetching.values() for gemm in gemms}
+    assert beside
+    assert ahead
+    assert not beside & ahead
+
+
 def test_weights_read_ahead_shorten_their_gemm_by_what_the_cache_and_the_all_reduce_allow() -> None:
     """The law of `op_times`: what is read ahead costs half as much later, and delays the all-reduce meanwhile."""
 

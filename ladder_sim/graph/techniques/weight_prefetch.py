@@ -32,12 +32,14 @@ def rewrite(layout: Layout) -> Layout:
     steps = steps_of(layout)
     # by position; as roles of their own, because elsewhere the same ops run as they are
     paired: dict[int, Step] = {}
+    # shared experts run next to routed ones
+    side_by_side = {*layout.next_to, *(other for others in layout.next_to.values() for other in others)}
     gemms: dict[int, int] = {}
     for at, step in enumerate(steps[:-1]):
         if step.kind not in _REDUCES or step.layer < 0 or at not in steps[at + 1].after:
             continue
         gemm = next((n for n in range(at + 1, len(steps)) if steps[n].kind in ("gemm", *COLLECTIVE_KINDS)), at)
-        if steps[gemm].kind == "gemm" and layout.same_as[gemm] not in layout.next_to:
+        if steps[gemm].kind == "gemm" and layout.same_as[gemm] not in side_by_side:
             gemms[gemm] = at
             paired |= {each: steps[each]._replace(role=PortionOf(steps[each].role, WHOLE)) for each in (at, gemm)}
     rewritten = layout_of(layout, [(at, paired.get(at, step)) for at, step in enumerate(steps)])
