@@ -32,9 +32,10 @@ def rewrite(layout: Layout) -> Layout:
     steps = steps_of(layout)
     # by position; as roles of their own, because elsewhere the same ops run as they are
     paired: dict[int, Step] = {}
+    gemms: dict[int, int] = {}
+
     # shared experts run next to routed ones
     side_by_side = {*layout.next_to, *(other for others in layout.next_to.values() for other in others)}
-    gemms: dict[int, int] = {}
     for at, step in enumerate(steps[:-1]):
         if step.kind not in _REDUCES or step.layer < 0 or at not in steps[at + 1].after:
             continue
