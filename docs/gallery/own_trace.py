@@ -65,5 +65,6 @@ easier to retrain, give {times["hybrid-ladder:40"].speedup:.2f}.""")
 # **What it does not show.** The all-reduces were emulated: they take the time of a message, but neither memory
 # bandwidth nor links. Kernels keep their recorded times when an all-reduce runs next to them (`--contention` changes
 # that). With plain PyTorch on CPUs over a real link, ladder's steps were predicted within 10 %, but far too fast where
-# the cores that compute also cut the messages into packets ([traces](../traces.md#what-it-does-not-know)). On GPUs no recorded ladder
-# run with real messages was compared. The same from the command line: `ladder-sim trace predict FOLDER`.
+# the cores that compute also cut the messages into packets
+# ([traces](../traces.md#what-it-does-not-know)). On GPUs no recorded ladder run with real messages was compared. The
+# same from the command line: `ladder-sim trace predict FOLDER`.
