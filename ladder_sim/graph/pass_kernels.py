@@ -18,14 +18,20 @@ from ladder_sim.graph.rank import PassInputs, RankPass, model_blocks
 from ladder_sim.graph.techniques.forms import form, rewrites_of, rewritten
 from ladder_sim.hf.attention import Gqa
 from ladder_sim.hf.feed_forward import Dense
-from ladder_sim.kernels import STATE_BYTES, WHOLE, Phase, Portion, Shape, Sizes
-from ladder_sim.kernels.collective import CollectiveShape
-from ladder_sim.kernels.elementwise import ElementwiseShape
-from ladder_sim.kernels.gemm import GemmShape, operands
-from ladder_sim.kernels.sampling import SampleShape
+from ladder_sim.kernels import (
+    STATE_BYTES,
+    WHOLE,
+    CollectiveShape,
+    ElementwiseShape,
+    GemmShape,
+    Phase,
+    Portion,
+    SampleShape,
+    Shape,
+    Sizes,
+)
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.techniques import TECHNIQUES
-from ladder_sim.specs.workload import FORMATS
 
 # one token id, int64 as PyTorch indexes with
 TOKEN_BYTES = 8
@@ -172,7 +178,7 @@ class PassKernels:
         rows = rank.tokens if stack.prefill_logits == "all" else sequences
         vocab = -(-model.vocab // rank.tp) if stack.vocab_parallel else model.vocab
         if name == "lm_head":
-            shape = GemmShape(m=rows, n=vocab, k=model.hidden, duty=rank.duty, **operands(FORMATS["bf16"]))
+            shape = GemmShape(m=rows, n=vocab, k=model.hidden, duty=rank.duty)
             # the first stage's, unless that is another
             held = 0.0 if model.tied_embeddings and rank.plan.pp == 1 else float(vocab) * model.hidden * STATE_BYTES
             return _op(role, name, shape, held)
@@ -183,7 +189,7 @@ class PassKernels:
         if name == "broadcast":
             message = float(sequences) * TOKEN_BYTES
             return _op(role, name, CollectiveShape(message_bytes=message, per_sequence=True, own_type=True))
-        sample = SampleShape(batch=sequences, vocab=model.vocab, element_bytes=STATE_BYTES, sampling=stack.sampling)
+        sample = SampleShape(batch=sequences, vocab=model.vocab, sampling=stack.sampling)
         return _op(role, "sample", sample)
 
 

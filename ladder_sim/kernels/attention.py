@@ -58,11 +58,6 @@ class InContext(Shape):
         return replace(self, **own)
 
 
-def elements(cache: KvDType) -> dict[str, Any]:
-    """Return the bytes of the elements of attention over a type of KV cache, as fields of its shape."""
-    return {"element_bytes": STATE_BYTES, "kv_element_bytes": KV_BYTES[cache]}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedAttention(InContext):
     """Attention over everything that the cache holds, or a window of it: tables have it."""
@@ -71,10 +66,8 @@ class CachedAttention(InContext):
 
     heads: int
     """Query heads on this rank."""
-    element_bytes: int
-    """Bytes of one element that is not cached: of queries, scores, expanded keys and values, output."""
     kv_element_bytes: int = 2
-    """Bytes of one cached element."""
+    """Bytes of one cached element; all others have 16 bits."""
 
     @property
     def lengths(self) -> str:
@@ -116,7 +109,7 @@ def _at(
         heads=batch_kv_heads * group,
         kv_heads=batch_kv_heads,
         head_dim=head_dim,
-        **elements(of),
+        kv_element_bytes=KV_BYTES[of],
     )
 
 
@@ -176,7 +169,7 @@ class AttentionShape(CachedAttention):
         """
         read: Any = np.minimum(self.kv_len, self.window + self.q_len - 1) if self.windowed else self.kv_len
         cache = 2.0 * self.batch * read * self.head_dim * self.kv_heads * self.kv_element_bytes
-        moved = 2.0 * self.batch * self.q_len * self.heads * self.head_dim * self.element_bytes + cache
+        moved = 2.0 * self.batch * self.q_len * self.heads * self.head_dim * STATE_BYTES + cache
         if self.reads_whole_cache:
             moved = moved + 5.0 * 4.0 * self.batch * self.heads * self.q_len * self.kv_len
         pairs = self.q_len * self.attended

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ladder_sim.kernels.attention import CachedAttention, elements
-from ladder_sim.kernels.shape import Lookup, TableKind, Work
+from ladder_sim.kernels.attention import CachedAttention
+from ladder_sim.kernels.shape import STATE_BYTES, Lookup, TableKind, Work
+from ladder_sim.specs.workload import KV_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,14 +22,14 @@ class MlaShape(CachedAttention):
             "prefill latent attention",
             ("batch_heads", "q_len", "nope", "rope", "value"),
             lambda of, batch_heads, q_len, **widths: MlaShape(
-                batch=1, heads=batch_heads, q_len=q_len, kv_len=q_len, latent=0, **widths, **elements(of)
+                batch=1, heads=batch_heads, q_len=q_len, kv_len=q_len, latent=0, **widths, kv_element_bytes=KV_BYTES[of]
             ),
         ),
         TableKind(
             "mla_decode",
             "decode latent attention",
             ("batch", "heads", "kv_len", "latent", "rope"),
-            lambda of, **sizes: MlaShape(q_len=1, nope=0, value=0, **sizes, **elements(of)),
+            lambda of, **sizes: MlaShape(q_len=1, nope=0, value=0, **sizes, kv_element_bytes=KV_BYTES[of]),
         ),
     )
 
@@ -50,10 +51,10 @@ class MlaShape(CachedAttention):
         width = self.nope + self.rope + self.value if self.is_prompt else 2 * self.latent + self.rope
         flops = 2.0 * self.batch * self.heads * width * self.q_len * (self.kv_len - (self.q_len - 1) / 2.0)
         if self.is_prompt:
-            moved = 1.0 * self.batch * self.heads * (self.q_len + self.kv_len) * width * self.element_bytes
+            moved = 1.0 * self.batch * self.heads * (self.q_len + self.kv_len) * width * STATE_BYTES
             return Work(moved, flops)
         stored = 1.0 * self.batch * self.kv_len * (self.latent + self.rope) * self.kv_element_bytes
-        return Work(stored + self.batch * self.heads * width * self.element_bytes, flops, stored)
+        return Work(stored + self.batch * self.heads * width * STATE_BYTES, flops, stored)
 
     @property
     def label(self) -> str:

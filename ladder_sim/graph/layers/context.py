@@ -7,7 +7,7 @@ from typing import Any
 from ladder_sim.graph.block import BlockKernels
 from ladder_sim.graph.rank import RankPass
 from ladder_sim.hf.attention import Index
-from ladder_sim.kernels import STATE_BYTES, AttentionShape, InContext
+from ladder_sim.kernels import AttentionShape, InContext
 
 # a sum of squares, 32-bit
 SQUARES_BYTES = 4
@@ -26,7 +26,6 @@ def attention_shape(rank: RankPass, heads: int, kv_heads: int, head_dim: int, wi
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        element_bytes=STATE_BYTES,
         kv_element_bytes=rank.kv_element_bytes,
         window=window,
     )

@@ -9,7 +9,7 @@ from dataclasses import replace
 from ladder_sim.graph.block import NORM, BlockKernels
 from ladder_sim.graph.layers.context import chosen
 from ladder_sim.hf.attention import Index, Mla
-from ladder_sim.kernels import STATE_BYTES, BmmShape, MlaShape, SparseShape, operands
+from ladder_sim.kernels import STATE_BYTES, BmmShape, MlaShape, SparseShape
 from ladder_sim.specs.workload import Format
 
 
@@ -40,7 +40,6 @@ def add(block: BlockKernels, kind: Mla, prefix: str = "", *, reduces: bool) -> i
         rope=rope,
         nope=kind.nope_head_dim,
         value=kind.value_head_dim,
-        element_bytes=STATE_BYTES,
         kv_element_bytes=rank.kv_element_bytes,
     )
     outputs = []
@@ -91,7 +90,7 @@ def _chosen(kind: Mla, shape: MlaShape) -> MlaShape | SparseShape:
         shares_step=shape.shares_step,
         form="latent",
         heads=shape.heads,
-        token_bytes=float(shape.heads * (2 * shape.latent + shape.rope)) * shape.element_bytes,
+        token_bytes=float(shape.heads * (2 * shape.latent + shape.rope)) * STATE_BYTES,
         entry_bytes=float(shape.latent + shape.rope) * shape.kv_element_bytes,
         entry_flops=2.0 * shape.heads * (2 * shape.latent + shape.rope),
         kv_element_bytes=shape.kv_element_bytes,
@@ -100,6 +99,5 @@ def _chosen(kind: Mla, shape: MlaShape) -> MlaShape | SparseShape:
 
 
 def _per_head(block: BlockKernels, name: str, qkv: Format, heads: int, n: int, k: int, after: Sequence[int]) -> int:
-    own = operands(qkv) | {"input_element_bytes": STATE_BYTES}
-    shape = BmmShape(heads=heads, m=block.rank.batch * block.rank.q_len, n=n, k=k, **own)
+    shape = BmmShape(heads=heads, m=block.rank.batch * block.rank.q_len, n=n, k=k, format=qkv.name)
     return block.op(name, "bmm", shape, after, weights=float(heads) * n * k * qkv.weight_bytes)

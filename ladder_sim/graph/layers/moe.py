@@ -14,7 +14,7 @@ from ladder_sim.graph.block import NORM, BlockKernels
 from ladder_sim.graph.layers import mlp
 from ladder_sim.graph.ops import CollectiveKind
 from ladder_sim.hf.feed_forward import Moe
-from ladder_sim.kernels import STATE_BYTES, CollectiveShape, MoeShape, operands
+from ladder_sim.kernels import STATE_BYTES, CollectiveShape, MoeShape
 from ladder_sim.specs.workload import FORMATS
 
 # a router's score, 32-bit
@@ -87,7 +87,7 @@ def _routed(block: BlockKernels, kind: Moe, prefix: str, needed: int) -> int:
         expert_tp=plan.expert_tp,
         ep=plan.ep,
         imbalance=rank.loads.tabled,
-        **operands(own),
+        format=own.name,
     )
     weights = held * ((ups + 1) * float(expert.hidden) * width * own.weight_bytes + biases * STATE_BYTES)
     return block.op(f"{prefix}experts", "experts", shape, [needed], weights=weights)
