@@ -15,7 +15,7 @@ from ladder_sim.des.shared import Floats
 from ladder_sim.graph.pass_kernels import kernels_of
 from ladder_sim.graph.rank import PassInputs
 from ladder_sim.hf.feed_forward import Dense, Moe
-from ladder_sim.hf.mixer import BlockKind, Mixer
+from ladder_sim.hf.mixer import BlockKind
 from ladder_sim.kernels import STATE_BYTES, Count
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.plan import Plan
@@ -268,12 +268,9 @@ def _kept_elements(model: ModelSpec, plan: Plan) -> tuple[tuple[float, tuple[tup
         elements: dict[int, float] = defaultdict(float)
         state_bytes: float = 0
         for block in (block for kind in model.kinds[start : start + layers] for block in kind.blocks):
-            if isinstance(block, Dense | Moe):
-                continue
             for window, own in block.caches(plan.tp):
                 elements[window] += own
-            if isinstance(block, Mixer):
-                state_bytes += block.state_bytes(plan.tp)
+            state_bytes += block.state_bytes(plan.tp)
         stages.append((state_bytes, tuple(elements.items())))
         start += layers
     return tuple(stages)

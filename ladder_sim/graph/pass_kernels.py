@@ -11,7 +11,8 @@ from typing import cast
 
 from ladder_sim.graph import layers
 from ladder_sim.graph.block import NORM, BlockKernels
-from ladder_sim.graph.layers import gqa, mlp
+from ladder_sim.graph.layers.attention import attend, qkv_width
+from ladder_sim.graph.layers.feed_forward import down
 from ladder_sim.graph.layout import PART_NAMES, Layout, Structure, lay_out
 from ladder_sim.graph.ops import BlockKey, InChunks, Op, OpKind, PortionOf, ResidualOp, Role
 from ladder_sim.graph.rank import PassInputs, RankPass, model_blocks
@@ -227,7 +228,7 @@ def _op(role: ResidualOp, kind: OpKind, shape: Shape, weights: float = 0.0) -> O
 def _wide(block: BlockKernels, own: Gqa, other: Dense, *, reduces: bool) -> list[int]:
     """Add attention and MLP side by side, whose first projections are one GEMM."""
     rank = block.rank
-    qkv, up = gqa.qkv_width(own, rank.tp), other.up_width // rank.tp
+    qkv, up = qkv_width(own, rank.tp), other.up_width // rank.tp
     bias = qkv * own.qkv_bias + up * other.bias
     wide = block.linear("qkv_up", qkv + up, own.hidden, [NORM], format=rank.format("qkv", own), bias=bias)
-    return [gqa.attend(block, own, wide, reduces=reduces), mlp.down(block, other, wide)]
+    return [attend(block, own, wide, reduces=reduces), down(block, other, wide)]

@@ -152,12 +152,10 @@ class BreakEvenReport(Report[BreakEven]):
             return "; surely nowhere" if gains else ""
         if result.sure == (Range(result.ends[0][0], result.ends[1][0]),):
             return "; surely everywhere"
-        named = " and ".join(f"from {self._range(each)}" for each in result.sure[:_NAMED])
+        # an interval of one value is that value
+        ranges = (" to ".join(dict.fromkeys(map(self._text, ends))) for ends in result.sure[:_NAMED])
+        named = " and ".join(f"from {each}" for each in ranges)
         return f"; surely {named}{' and elsewhere' if len(result.sure) > _NAMED else ''}"
-
-    def _range(self, ends: Range) -> str:
-        """Return both ends of a range as text, or one value."""
-        return " to ".join(dict.fromkeys(map(self._text, ends)))
 
     def _remarks(self) -> Iterator[Remark]:
         result = self.answer

@@ -428,7 +428,7 @@ def _serial_s(schedule: Schedule, estimates: Sequence[Estimate], hardware: Hardw
 
 def _added(schedule: Schedule, program: Program, times: TaskTimes) -> tuple[Number, Number, "bool | NDArray[np.bool_]"]:
     """Return the seconds of simulated layers, those of left-out layers, and whether the kept ones are periodic."""
-    makespan_s = _makespan_s(program, times[2])
+    makespan_s = reduce(maximum, (times[2][number] for number in program.outline.last_tasks))
     added_s: Number = 0.0
     steady: bool | NDArray[np.bool_] = True
     launches = len(program.tasks) - len(schedule.layout.names)
@@ -457,11 +457,6 @@ def _added(schedule: Schedule, program: Program, times: TaskTimes) -> tuple[Numb
                 steady = steady & ~(np.asarray(ahead) & held_back)
         added_s = added_s + left_out * 0.5 * (low + high)
     return makespan_s, added_s, steady
-
-
-def _makespan_s(program: Program, end_s: Sequence[Number]) -> Number:
-    """Return the end of the last task of any stream, in seconds."""
-    return reduce(maximum, (end_s[number] for number in program.outline.last_tasks))
 
 
 def _range(values: Sequence[Number]) -> tuple[Number, Number]:
