@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ladder_sim.analysis.breakeven import BreakEven, Range
 from ladder_sim.confidence import Interval
-from ladder_sim.display.document import Document, Notes
+from ladder_sim.display.document import Document
 from ladder_sim.display.labels import (
     asked_text,
     axis_values,
@@ -48,10 +48,6 @@ class BreakEvenReport(Report[BreakEven]):
     """How a speedup along a field looks."""
 
     figures: ClassVar = {"speedup": lambda self: breakeven_figure(self.answer, scenario_label(self.answer.scenario))}
-
-    @property
-    def notes(self) -> Notes:
-        return self.answer.notes
 
     def places(self) -> list[Place]:
         """Return the values where something happens, the most important first."""

@@ -10,7 +10,7 @@ from rich.text import Text
 from ladder_sim.analysis.versus import Option, Versus
 from ladder_sim.confidence import Interval
 from ladder_sim.confidence.runs import is_faster
-from ladder_sim.display.document import Document, Notes, scenario_fields
+from ladder_sim.display.document import Document, scenario_fields
 from ladder_sim.display.labels import (
     asked_text,
     evidence_text,
@@ -152,10 +152,6 @@ class VersusReport(Report[Versus]):
     """How wirings and techniques side by side look."""
 
     figures: ClassVar = {"gains": lambda self: versus_figure(self.answer)}
-
-    @property
-    def notes(self) -> Notes:
-        return self.answer.notes
 
     def rows(self, only: Sequence[Option] | None = None) -> Iterator[Row]:
         """Yield every option, or some, best first: without retraining, with retraining, limits."""
