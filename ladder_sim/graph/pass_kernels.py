@@ -171,13 +171,12 @@ class PassKernels:
     def _end(self, role: ResidualOp) -> Op:
         """Return an op before the first block or after the last."""
         rank, name, model, stack = self.rank, role.op, self.rank.model, self.rank.stack
+        vocab = -(-model.vocab // rank.tp) if stack.vocab_parallel else model.vocab
         if name == "embedding":
-            rows = -(-model.vocab // rank.tp) if stack.vocab_parallel else model.vocab
             moved = ElementwiseShape(moved_bytes=2 * rank.state_bytes)
-            return _op(role, name, moved, float(rows) * model.hidden * STATE_BYTES)
+            return _op(role, name, moved, float(vocab) * model.hidden * STATE_BYTES)
         sequences = rank.batch + (1 if rank.prompt else 0)
         rows = rank.tokens if stack.prefill_logits == "all" else sequences
-        vocab = -(-model.vocab // rank.tp) if stack.vocab_parallel else model.vocab
         if name == "lm_head":
             shape = GemmShape(m=rows, n=vocab, k=model.hidden, duty=rank.duty)
             # the first stage's, unless that is another

@@ -120,16 +120,16 @@ def add_mla(block: BlockKernels, kind: Mla, prefix: str = "", *, reduces: bool) 
     latent, rope = kind.kv_lora_rank, kind.rope_head_dim
     q_width = heads * kind.q_head_dim
     low = kind.q_lora_rank + latent
-    norm_moved, norm_weights = 2.0 * rank.tokens * low * STATE_BYTES, float(low) * STATE_BYTES
     if kind.q_lora_rank:
         # every rank has all of it
         down = block.linear(f"{prefix}qkv_a", low + rope, hidden, [NORM], format=qkv)
-        normed = block.elementwise(f"{prefix}latent_norm", "norm", norm_moved, [down], norm_weights)
-        queries = block.linear(f"{prefix}q_b", q_width, kind.q_lora_rank, [normed], format=qkv)
     else:
         queries = block.linear(f"{prefix}q", q_width, hidden, [NORM], format=qkv)
         down = block.linear(f"{prefix}kv_a", latent + rope, hidden, [NORM], format=qkv)
-        normed = block.elementwise(f"{prefix}latent_norm", "norm", norm_moved, [down], norm_weights)
+    moved = 2.0 * rank.tokens * low * STATE_BYTES
+    normed = block.elementwise(f"{prefix}latent_norm", "norm", moved, [down], float(low) * STATE_BYTES)
+    if kind.q_lora_rank:
+        queries = block.linear(f"{prefix}q_b", q_width, kind.q_lora_rank, [normed], format=qkv)
     # queries and the shared key are rotated, the latent vector is written to the cache
     moved = 2.0 * rank.tokens * (heads * rope + latent + rope) * STATE_BYTES
     rotated = block.elementwise(f"{prefix}rope", "rope", moved, [queries, normed])
