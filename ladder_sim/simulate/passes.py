@@ -182,7 +182,8 @@ class ForwardPass:
 
     def lowered(self, keep: int, hardware: Hardware | None = None) -> tuple[Schedule, Program]:
         """Return schedule and tasks of this pass, with `keep` periods of each run of layers, on `hardware` if given."""
-        schedule = self.schedule.with_periods(keep)
+        own = self.schedule
+        schedule = schedule_pass(own.kernels, own.variant, keep, own.rewrites)
         return schedule, self._lower(schedule, hardware or self.hardware)
 
     def _lower(self, schedule: Schedule, hardware: Hardware) -> Program:
