@@ -135,9 +135,7 @@ class ForwardPass:
             return self
         slowed_s: Number = 0.0
         multiplied_s: Number = 0.0
-        numbers = self.schedule.numbers
-        for number, count in zip(numbers, self.schedule.order.counts, strict=True):
-            op, estimate = self.prices[number]
+        for (op, estimate), count in zip(self.priced, self.schedule.order.counts, strict=True):
             slowed_s = slowed_s + count * estimate.slowed_s
             if op.shape.on_tensor_cores:
                 multiplied_s = multiplied_s + count * estimate.seconds
@@ -148,7 +146,10 @@ class ForwardPass:
         duty = cold_s / (half_s + (half_s * half_s + slowed_s * cold_s) ** 0.5)
         # parts of a pass have the estimates of others as large
         slowed = cache(lambda estimate: estimate.at_duty(duty))
-        prices = {number: (op, slowed(estimate)) for number in numbers for op, estimate in [self.prices[number]]}
+        prices = {
+            number: (op, slowed(estimate))
+            for number, (op, estimate) in zip(self.schedule.numbers, self.priced, strict=True)
+        }
         return ForwardPass(
             self.schedule, prices, self.hardware, self.gpu, self.engine, self, self._device, follow=self._follow
         )
@@ -171,6 +172,11 @@ class ForwardPass:
         Once, unless its slowest stage has more to do for all of them.
         """
         return maximum(1.0, passes * self.slowest_stage)
+
+    @property
+    def priced(self) -> list[tuple[Op, Estimate]]:
+        """The op of each role, at the size that it has in the pass, and its estimate."""
+        return [self.prices[number] for number in self.schedule.numbers]
 
     def estimates(self, schedule: Schedule) -> list[Estimate]:
         """Return the estimate of each role in a schedule of this pass, alone on its GPU."""
