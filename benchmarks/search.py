@@ -14,7 +14,7 @@ from ladder_sim import Scenario
 from ladder_sim.analysis.versus import wirings_for
 from ladder_sim.confidence.runs import is_faster
 from ladder_sim.errors import exit_code
-from ladder_sim.search.search import Found, search
+from ladder_sim.search.search import SearchResult, search
 from ladder_sim.search.space import Space, read_space
 from ladder_sim.specs import catalog
 from ladder_sim.wirings.names import parse
@@ -81,7 +81,7 @@ def run() -> int:
     assert measured is not None
     profile = profile_of(measured, created="")
     link = next(name for name in measured.links if name != measured.calibration_link)
-    found: Found = search(measured.scenario, space, profile=on_link(profile, measured.emulated[link]))
+    found: SearchResult = search(measured.scenario, space, profile=on_link(profile, measured.emulated[link]))
     print(found)
     best = found.best
     if best is None:

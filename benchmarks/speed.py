@@ -295,11 +295,11 @@ def batches() -> Iterator[Figure]:
     import numpy as np
 
     from ladder_sim import Scenario
+    from ladder_sim.closed_loop.step import simulate_requests
     from ladder_sim.costs.profile_file import load_profile
     from ladder_sim.des.program import Program
     from ladder_sim.simulate import passes
     from ladder_sim.simulate.lower import lower
-    from ladder_sim.simulate.request import simulate_requests
     from ladder_sim.wirings.names import DEFAULT_VARIANTS
 
     random = np.random.default_rng(0)

@@ -9,8 +9,7 @@ from warnings import warn
 
 from ladder_sim.answer import Answer
 from ladder_sim.best_standard import BestStandard, best_standard
-from ladder_sim.closed_loop.load import Load
-from ladder_sim.closed_loop.loop import ServedRequest
+from ladder_sim.closed_loop.loop import Load, ServedRequest
 from ladder_sim.closed_loop.step import simulate_request
 from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.costs.fitting import fit_error

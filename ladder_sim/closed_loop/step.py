@@ -76,15 +76,19 @@ def simulate_requests(
     Parameters
     ----------
     scenario, figures, variants, profile
-        As in `ladder_sim.simulate.request.simulate_requests`; ``concurrency`` and `LIMITS` may be among the figures.
+        As in `ladder_sim.simulate.request.simulated_alike`; ``concurrency`` and `LIMITS` may be among the figures.
 
     Raises
     ------
     UsageError
         The server does not take requests of that length.
     """
-    parts = simulated_alike(scenario, figures, variants, profile)
-    return static.joined(parts, variants, one_length(figures))
+    count = one_length(figures)
+    times = {name: (np.empty(count), np.empty(count)) for name in variants}
+    for rows, requests in simulated_alike(scenario, figures, variants, profile):
+        for name, (ttft_s, decode_s) in times.items():
+            ttft_s[rows], decode_s[rows] = requests[name].ttft_s, requests[name].decode_s
+    return {name: Request(variant=name, ttft_s=ttft_s, decode_s=decode_s) for name, (ttft_s, decode_s) in times.items()}
 
 
 def simulated_alike(

@@ -173,15 +173,14 @@ def _not_in_tables(scenario: Scenario, profile: CalibrationProfile) -> Iterator[
 
 
 def _rewired(scenario: Scenario, simulated: Mapping[str, Request]) -> Iterator[str]:
-    """Whether variants have all-reduces of their own, where the engine would take another algorithm."""
+    """Yield that variants have all-reduces of their own, where the engine would take another algorithm."""
     stack = scenario.stack
-    messages = (
-        step.prices[number][0].message
+    rewired = any(
+        op.message is not None and op.message.kernel in ALL_REDUCE
         for request in simulated.values()
         for step, _ in request.passes
-        for number in step.schedule.numbers
+        for op in step.distinct(step.schedule)
     )
-    rewired = any(message is not None and message.kernel in ALL_REDUCE for message in messages)
     if rewired and scenario.custom_allreduce:
         yield Caution(
             f"rewired models run {stack.rewired_allreduce.upper()} (vLLM's plug-in); "
@@ -213,8 +212,7 @@ def _slow_decode(costs: KernelCosts, simulated: Mapping[str, Request]) -> Iterat
         return
     kernels = [
         (op, estimate, count * estimate.seconds, count * float(op.shape.roofline_s(costs.hardware.gpu)))
-        for number, count in zip(step.schedule.numbers, step.schedule.order.counts, strict=True)
-        for op, estimate in [step.prices[number]]
+        for (op, estimate), count in zip(step.priced, step.schedule.order.counts, strict=True)
         if op.stream == "compute"
     ]
     if sum(seconds for *_, seconds, _ in kernels) <= SLOW * sum(bound_s for *_, bound_s in kernels):
@@ -231,7 +229,7 @@ def _odd_links(scenario: Scenario, simulated: Mapping[str, Request]) -> Iterator
     errors = {
         f"{op.kind.replace('_', '-')} of {format_bytes(float(op.message.message_bytes))}": estimate.error
         for step, _ in next(iter(simulated.values())).passes
-        for op, estimate in (step.prices[number] for number in step.schedule.numbers)
+        for op, estimate in step.priced
         if op.message is not None and estimate.source == "measured" and estimate.error > ODD - 1.0
     }
     if errors:
@@ -251,7 +249,7 @@ def _beyond_sweep(scenario: Scenario, simulated: Mapping[str, Request]) -> Itera
     messages = {
         float(op.message.message_bytes)
         for step, _ in next(iter(simulated.values())).passes
-        for op, _ in (step.prices[number] for number in step.schedule.numbers)
+        for op in step.distinct(step.schedule)
         if op.message is not None and op.kind == "all_reduce"
     }
     beyond = sorted(size for size in messages if not bracketed(sweep.curve, np.array([size]))[0])

@@ -15,7 +15,7 @@ from ladder_sim.des.shared import Floats
 from ladder_sim.graph.pass_kernels import kernels_of
 from ladder_sim.graph.rank import PassInputs
 from ladder_sim.hf.feed_forward import Dense, Moe
-from ladder_sim.hf.mixer import BlockKind, Mixer
+from ladder_sim.hf.mixer import BlockKind
 from ladder_sim.kernels import STATE_BYTES, Count
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.plan import Plan
@@ -129,8 +129,8 @@ def kv_tokens(scenario: Scenario, context: int) -> float:
     return float(_kv_pool_bytes(scenario) / kv_bytes(scenario, context) * context)
 
 
-class _Kept(NamedTuple):
-    """What an engine that serves has neither for weights nor for the KV cache, in bytes."""
+class _Reserved(NamedTuple):
+    """Bytes of a GPU that an engine uses neither for weights nor for the KV cache."""
 
     activation_bytes: float
     reserve_bytes: float
@@ -138,7 +138,7 @@ class _Kept(NamedTuple):
     """Outside of its share; below 0: activations do not fit there."""
 
 
-def _kept(scenario: Scenario) -> _Kept:
+def _reserved(scenario: Scenario) -> _Reserved:
     """Return the bytes of a GPU that hold neither weights nor KV cache, by the engine's own rule."""
     stack, plan, capacity_bytes = scenario.stack, scenario.plan, scenario.cluster.gpu.hbm_bytes
     reserve_bytes, activation_bytes = stack.serving_reserve_bytes, _step_activation_bytes(scenario)
@@ -154,7 +154,7 @@ def _kept(scenario: Scenario) -> _Kept:
             share = max(0.0, 1.0 - outside_bytes / capacity_bytes)
         # activations take their part of it
         unused_bytes = (1.0 - share) * (capacity_bytes - reserve_bytes) - activation_bytes
-    return _Kept(activation_bytes, reserve_bytes, unused_bytes)
+    return _Reserved(activation_bytes, reserve_bytes, unused_bytes)
 
 
 def _outside_static_bytes(tokens: int, ranks: int, capacity_bytes: float) -> float:
@@ -176,7 +176,7 @@ def _step_activation_bytes(scenario: Scenario) -> float:
 
 def _kv_pool_bytes(scenario: Scenario) -> float:
     """Return the bytes of a GPU that the stack leaves for the KV cache."""
-    return max(0.0, scenario.cluster.gpu.hbm_bytes - weight_bytes(scenario) - sum(_kept(scenario)))
+    return max(0.0, scenario.cluster.gpu.hbm_bytes - weight_bytes(scenario) - sum(_reserved(scenario)))
 
 
 def _bytes_next_to_weights(
@@ -188,8 +188,8 @@ def _bytes_next_to_weights(
     tokens: Any = prompt + scenario.stack.kv_answer_share * gen
     running = np.maximum(1.0, np.floor(running_requests(scenario, prompt, gen)))
     cache_bytes = np.minimum(scenario.plan.group_requests(requests), running) * kv_bytes(scenario, tokens)
-    kept = _kept(scenario)
-    return cache_bytes, kept.activation_bytes, kept.reserve_bytes + max(0.0, kept.unused_bytes)
+    reserved = _reserved(scenario)
+    return cache_bytes, reserved.activation_bytes, reserved.reserve_bytes + max(0.0, reserved.unused_bytes)
 
 
 def _growing_bytes(
@@ -268,12 +268,9 @@ def _kept_elements(model: ModelSpec, plan: Plan) -> tuple[tuple[float, tuple[tup
         elements: dict[int, float] = defaultdict(float)
         state_bytes: float = 0
         for block in (block for kind in model.kinds[start : start + layers] for block in kind.blocks):
-            if isinstance(block, Dense | Moe):
-                continue
             for window, own in block.caches(plan.tp):
                 elements[window] += own
-            if isinstance(block, Mixer):
-                state_bytes += block.state_bytes(plan.tp)
+            state_bytes += block.state_bytes(plan.tp)
         stages.append((state_bytes, tuple(elements.items())))
         start += layers
     return tuple(stages)

@@ -169,13 +169,12 @@ def _beyond(entries: Any, base: Any) -> Any:
         return [entry for entry in entries if entry not in base]
     changed = {name: value for name, value in entries.items() if name not in base or base[name] != value}
     return {
-        name: value if name not in base or _is_leaf(value) else _beyond(value, base[name])
+        # a table or a curve has seconds
+        name: _beyond(value, base[name])
+        if name in base and isinstance(value, dict) and "seconds" not in value
+        else value
         for name, value in changed.items()
     }
-
-
-def _is_leaf(entry: Any) -> bool:
-    return not isinstance(entry, dict) or "seconds" in entry
 
 
 def _upgraded(document: bytes) -> bytes:

@@ -62,6 +62,10 @@ class CurvePart(Part):
     left_out: dict[str, ErrorStats] = Field(default_factory=dict)
 
 
+# sizes in files of earlier versions, which follow from the format
+_EARLIER = ("element_bytes", "weight_element_bytes", "input_element_bytes", "output_element_bytes")
+
+
 class KernelPart(Part, extra="allow"):
     """A kernel of real passes: an `OpKey` with the sizes that its shape has, and its time."""
 
@@ -94,7 +98,8 @@ def in_place(part: InPlacePart) -> InPlace:
     kernels = {}
     for number, kernel in enumerate(part.kernels):
         try:
-            shape = SHAPES[kernel.shape](**kernel.model_extra or {})
+            sizes = {name: size for name, size in (kernel.model_extra or {}).items() if name not in _EARLIER}
+            shape = SHAPES[kernel.shape](**sizes)
         except (KeyError, TypeError):
             raise BrokenRuleError(f"in_place.kernels[{number}] has not the sizes of a kernel") from None
         kernels[kernel.kind, shape] = kernel.seconds

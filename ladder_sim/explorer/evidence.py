@@ -16,7 +16,7 @@ from ladder_sim.report.console import WholeTable
 from ladder_sim.report.errors import nearest_document, nearest_figure
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.units import format_seconds
-from ladder_sim.validation.compare import Quantity, error_stats
+from ladder_sim.validation.compare import error_stats
 from ladder_sim.validation.nearest import Likeness, nearest, table_of
 
 # measured runs that are marked as the nearest, and those of them in the table
@@ -123,9 +123,5 @@ def _run_cells(each: Likeness) -> tuple[str, ...]:
         f"{scenario.model.name}, {place}, {requests}{'*' if each.run.seen else ''}",
         show(quantity.measured),
         interval_text(quantity.predicted, show),
-        _error(quantity),
+        f"{quantity.error:+.1%}{'' if quantity.inside else ', outside'}",
     )
-
-
-def _error(quantity: Quantity) -> str:
-    return f"{quantity.error:+.1%}{'' if quantity.inside else ', outside'}"

@@ -208,16 +208,13 @@ def picture(answer: Answer, pinned: Sequence[Answer] = ()) -> Markup:
             body.append(tag("div", tag("span", group), tag("div", class_="track"), class_="grp"))
         body.append(_row(row, scale, pinned, first_token=first_token))
     what = "TTFT" if first_token else "TPOT"
-    head = tag("div", *map(_span, ("", "", "speedup (90 %)", f"{what}, ms (90 %)")), class_="fa fh")
+    titles = [tag("span", title) for title in ("", "", "speedup (90 %)", f"{what}, ms (90 %)")]
+    head = tag("div", *titles, class_="fa fh")
     label = "; ".join(f"{row.name} {row.gain.text}" for row in answer.rows)
     ticks = [tag("span", scale.text(tick), style=f"left:{scale.at(tick):.2f}%") for tick in scale.ticks]
     axis = tag("div", tag("span"), tag("span", ticks, class_="axis"), tag("span"), tag("span"), class_="fa")
     label = f"Speedup over standard: {label}"
     return tag("div", head, body, axis, class_="forest", style=scale.style, role="img", aria_label=label)
-
-
-def _span(text: str) -> Markup:
-    return tag("span", text)
 
 
 class _Scale:

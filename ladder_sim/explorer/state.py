@@ -27,8 +27,7 @@ from ladder_sim.sweeps.axes import axis, resolve
 from ladder_sim.sweeps.price import PRICE_HINT, check_price
 from ladder_sim.units import parse_quantity, quoted
 from ladder_sim.values import choice, field_kinds
-from ladder_sim.wirings.names import all_named as canonical_names
-from ladder_sim.wirings.names import named as canonical
+from ladder_sim.wirings.names import canonical_names, named
 
 # of a query
 MAX_CHARACTERS, MAX_FIELDS = 8000, 64
@@ -387,15 +386,15 @@ _READERS: Mapping[str, Callable[[str, str], Any]] = {
     "shape": _shape,
     "profile": _text,
     "ignore_memory": _switch,
-    "variants": lambda _, text: canonical_names(text.split(",")),
+    "variants": lambda _, text: canonical_names(text.split(","), named),
     "view": _text,
     "measured": _measured,
     "phase": _text,
     "along": _axis,
     "across": _axis,
     "up": _axis,
-    "variant": lambda _, text: canonical(text),
-    "over": lambda _, text: canonical(text),
+    "variant": lambda _, text: named(text),
+    "over": lambda _, text: named(text),
     "price": _price,
     "max_ttft": _duration,
     "max_tpot": _duration,

@@ -5,10 +5,7 @@ from typing import NamedTuple
 
 from ladder_sim.graph.ops import CollectiveKind, Op, OpKind
 from ladder_sim.graph.rank import RankPass
-from ladder_sim.kernels import STATE_BYTES, Group, Shape
-from ladder_sim.kernels.collective import CollectiveShape
-from ladder_sim.kernels.elementwise import ElementwiseShape, QuantizeShape
-from ladder_sim.kernels.gemm import GemmShape, operands
+from ladder_sim.kernels import STATE_BYTES, CollectiveShape, ElementwiseShape, GemmShape, Group, QuantizeShape, Shape
 from ladder_sim.specs.workload import Format
 
 # position of what a block starts from
@@ -91,7 +88,7 @@ class BlockKernels:
     ) -> int:
         """Add a linear layer of all tokens or of `tokens`, its input quantised if need be; return its number."""
         rank = self.rank
-        shape = GemmShape(m=rank.tokens if tokens is None else tokens, n=n, k=k, duty=rank.duty, **operands(format))
+        shape = GemmShape(m=rank.tokens if tokens is None else tokens, n=n, k=k, duty=rank.duty, format=format.name)
         if format.quantizes:
             moved = float(rank.tokens) * k * rank.stack.quantize_element_bytes
             after = [self.op(f"{name}_quantize", "quantize", QuantizeShape(moved_bytes=moved), after)]

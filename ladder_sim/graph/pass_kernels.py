@@ -11,21 +11,28 @@ from typing import cast
 
 from ladder_sim.graph import layers
 from ladder_sim.graph.block import NORM, BlockKernels
-from ladder_sim.graph.layers import gqa, mlp
+from ladder_sim.graph.layers.attention import attend, qkv_width
+from ladder_sim.graph.layers.feed_forward import down
 from ladder_sim.graph.layout import PART_NAMES, Layout, Structure, lay_out
 from ladder_sim.graph.ops import BlockKey, InChunks, Op, OpKind, PortionOf, ResidualOp, Role
 from ladder_sim.graph.rank import PassInputs, RankPass, model_blocks
 from ladder_sim.graph.techniques.forms import form, rewrites_of, rewritten
 from ladder_sim.hf.attention import Gqa
 from ladder_sim.hf.feed_forward import Dense
-from ladder_sim.kernels import STATE_BYTES, WHOLE, Phase, Portion, Shape, Sizes
-from ladder_sim.kernels.collective import CollectiveShape
-from ladder_sim.kernels.elementwise import ElementwiseShape
-from ladder_sim.kernels.gemm import GemmShape, operands
-from ladder_sim.kernels.sampling import SampleShape
+from ladder_sim.kernels import (
+    STATE_BYTES,
+    WHOLE,
+    CollectiveShape,
+    ElementwiseShape,
+    GemmShape,
+    Phase,
+    Portion,
+    SampleShape,
+    Shape,
+    Sizes,
+)
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.techniques import TECHNIQUES
-from ladder_sim.specs.workload import FORMATS
 
 # one token id, int64 as PyTorch indexes with
 TOKEN_BYTES = 8
@@ -164,15 +171,14 @@ class PassKernels:
     def _end(self, role: ResidualOp) -> Op:
         """Return an op before the first block or after the last."""
         rank, name, model, stack = self.rank, role.op, self.rank.model, self.rank.stack
+        vocab = -(-model.vocab // rank.tp) if stack.vocab_parallel else model.vocab
         if name == "embedding":
-            rows = -(-model.vocab // rank.tp) if stack.vocab_parallel else model.vocab
             moved = ElementwiseShape(moved_bytes=2 * rank.state_bytes)
-            return _op(role, name, moved, float(rows) * model.hidden * STATE_BYTES)
+            return _op(role, name, moved, float(vocab) * model.hidden * STATE_BYTES)
         sequences = rank.batch + (1 if rank.prompt else 0)
         rows = rank.tokens if stack.prefill_logits == "all" else sequences
-        vocab = -(-model.vocab // rank.tp) if stack.vocab_parallel else model.vocab
         if name == "lm_head":
-            shape = GemmShape(m=rows, n=vocab, k=model.hidden, duty=rank.duty, **operands(FORMATS["bf16"]))
+            shape = GemmShape(m=rows, n=vocab, k=model.hidden, duty=rank.duty)
             # the first stage's, unless that is another
             held = 0.0 if model.tied_embeddings and rank.plan.pp == 1 else float(vocab) * model.hidden * STATE_BYTES
             return _op(role, name, shape, held)
@@ -183,7 +189,7 @@ class PassKernels:
         if name == "broadcast":
             message = float(sequences) * TOKEN_BYTES
             return _op(role, name, CollectiveShape(message_bytes=message, per_sequence=True, own_type=True))
-        sample = SampleShape(batch=sequences, vocab=model.vocab, element_bytes=STATE_BYTES, sampling=stack.sampling)
+        sample = SampleShape(batch=sequences, vocab=model.vocab, sampling=stack.sampling)
         return _op(role, "sample", sample)
 
 
@@ -221,7 +227,7 @@ def _op(role: ResidualOp, kind: OpKind, shape: Shape, weights: float = 0.0) -> O
 def _wide(block: BlockKernels, own: Gqa, other: Dense, *, reduces: bool) -> list[int]:
     """Add attention and MLP side by side, whose first projections are one GEMM."""
     rank = block.rank
-    qkv, up = gqa.qkv_width(own, rank.tp), other.up_width // rank.tp
+    qkv, up = qkv_width(own, rank.tp), other.up_width // rank.tp
     bias = qkv * own.qkv_bias + up * other.bias
     wide = block.linear("qkv_up", qkv + up, own.hidden, [NORM], format=rank.format("qkv", own), bias=bias)
-    return [gqa.attend(block, own, wide, reduces=reduces), mlp.down(block, other, wide)]
+    return [attend(block, own, wide, reduces=reduces), down(block, other, wide)]

@@ -17,6 +17,20 @@ from ladder_sim.hf.types import LATENT
 QkNorm = Literal["none", "heads", "all", "weightless"]
 
 
+def rank_heads(heads: int, kv_heads: int, tp: int) -> tuple[int, int]:
+    """Return the query heads and the key/value heads on each of `tp` ranks."""
+    return heads // tp, max(1, kv_heads // tp)
+
+
+def heads_problem(heads: int, kv_heads: int, tp: int) -> str:
+    """Say why `tp` ranks cannot share heads; empty if they can."""
+    if heads % tp:
+        return f"heads is {heads}: not divisible by tp {tp}"
+    if kv_heads % tp and tp % kv_heads:
+        return f"kv_heads is {kv_heads}: neither divisible by tp {tp} nor a divisor of it"
+    return ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gqa(Block):
     """Multi-head or grouped-query attention."""
@@ -73,16 +87,10 @@ class Gqa(Block):
         return 2 * self.kv_heads * self.head_dim
 
     def caches(self, tp: int) -> tuple[tuple[int, float], ...]:
-        """Return pairs of a window and the elements that a token keeps on each of `tp` ranks, replicas included."""
-        return ((self.window, self.kv_elements * (max(1, self.kv_heads // tp) / self.kv_heads)),)
+        return ((self.window, self.kv_elements * (rank_heads(self.heads, self.kv_heads, tp)[1] / self.kv_heads)),)
 
     def partition_problem(self, tp: int) -> str:
-        """Say why `tp` ranks cannot share it; empty if they can."""
-        if self.heads % tp:
-            return f"heads is {self.heads}: not divisible by tp {tp}"
-        if self.kv_heads % tp and tp % self.kv_heads:
-            return f"kv_heads is {self.kv_heads}: neither divisible by tp {tp} nor a divisor of it"
-        return ""
+        return heads_problem(self.heads, self.kv_heads, tp)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,11 +152,11 @@ class Mla(Block):
         return self.kv_lora_rank + self.rope_head_dim
 
     def caches(self, tp: int) -> tuple[tuple[int, float], ...]:
-        """Return pairs of a window and the elements that a token keeps on a rank: every rank's heads read all."""
+        # every rank's heads read all
         return ((0, float(self.kv_elements + (self.index.dim if self.index else 0))),)
 
     def partition_problem(self, tp: int) -> str:
-        return f"heads is {self.heads}: not divisible by tp {tp}" if self.heads % tp else ""
+        return heads_problem(self.heads, self.heads, tp)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

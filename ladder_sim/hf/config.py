@@ -46,7 +46,7 @@ class Config(Shape):
     """Tensor-parallel degree of the training (`ladder_sim_tp`), where ranks read their own parts; 0: unknown."""
 
 
-class OwnWiring(NamedTuple):
+class ConfigWiring(NamedTuple):
     """The wiring that a config.json names, which its type need not be known for."""
 
     kind: str
@@ -61,13 +61,13 @@ class OwnWiring(NamedTuple):
     """Tensor-parallel degree of the training; 0: unknown."""
 
 
-def read_wiring(config: Mapping[str, object], *, source: str = "config.json") -> OwnWiring:
+def read_wiring(config: Mapping[str, object]) -> ConfigWiring:
     """Return the wiring in a parsed config.json; raise SpecError if a field of it breaks a rule."""
-    fields = Fields(config, source)
+    fields = Fields(config, "config.json")
     layers = fields.size("num_hidden_layers", MAXIMA["layers"])
     ladder_layers = _ladder_layers(fields, layers)
     variant = named_wiring(_wiring(fields), ladder_layers, layers)
-    return OwnWiring(fields.kind, layers, ladder_layers, variant, _trained_tp(fields))
+    return ConfigWiring(fields.kind, layers, ladder_layers, variant, _trained_tp(fields))
 
 
 def _trained_tp(fields: Fields) -> int:

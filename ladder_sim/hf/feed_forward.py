@@ -127,13 +127,11 @@ class Moe(Block):
         return self.experts * self.expert.parameters + self.router_parameters + shared + latent
 
     def partition_problem(self, tp: int) -> str:
-        """Say why `tp` ranks cannot share the shared experts; empty if they can."""
         if self.shared is None or self.shared.width % tp == 0:
             return ""
         return f"shared_intermediate is {self.shared.width}: not divisible by tp {tp}"
 
     def expert_problem(self, ep: int, tp: int) -> str:
-        """Say why routed experts cannot be split `ep` ways, and each of them over `tp` ranks; empty if they can."""
         if self.experts % ep:
             return f"experts is {self.experts}: not divisible by ep {ep}"
         if self.expert.width % tp:

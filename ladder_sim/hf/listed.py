@@ -52,14 +52,6 @@ def _plain(value: Any) -> Any:
     return {_KEY: type(value).__name__, **{name: _plain(has) for name, (has, default) in own.items() if has != default}}
 
 
-def _layer_numbers(fields: Fields) -> tuple[int, ...]:
-    """Return the number of each block's layer in the checkpoint; raise SpecError if they are not all there."""
-    layers, order = fields.config.get("layers"), fields.config.get("blocks")
-    if not isinstance(layers, list) or not isinstance(order, list) or len(layers) != len(order):
-        raise fields.error("layers", "must be a list with a number for each of blocks", "trace the model again")
-    return tuple(whole(each, f"{fields.source}: layers: a layer", 0, MAXIMA["layers"]) for each in layers)
-
-
 def read_layers(fields: Fields) -> dict[str, Any]:
     """Return the fields of `config.Shape` that a config of such a type decides, with the precision of its blocks.
 
@@ -68,9 +60,12 @@ def read_layers(fields: Fields) -> dict[str, Any]:
     SpecError
         A field is missing or breaks a rule.
     """
-    layers = _layer_numbers(fields)
-    listed, order = fields.config.get("kinds"), fields.config.get("blocks")
-    if not isinstance(listed, list) or not listed or not isinstance(order, list) or not order:
+    numbers, order, listed = (fields.config.get(name) for name in ("layers", "blocks", "kinds"))
+    if not isinstance(numbers, list) or not isinstance(order, list) or len(numbers) != len(order):
+        raise fields.error("layers", "must be a list with a number for each of blocks", "trace the model again")
+    # of each block's layer in the checkpoint
+    layers = [whole(each, f"{fields.source}: layers: a layer", 0, MAXIMA["layers"]) for each in numbers]
+    if not isinstance(listed, list) or not listed or not order:
         raise fields.error("kinds", "kinds and blocks must be lists that are not empty", "trace the model again")
     if len(order) % 2:
         raise fields.error("blocks", "two blocks in a row are a layer, and their number is odd", "leave one out")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from ladder_sim.hf.attention import Gqa, Index, Mla
+from ladder_sim.hf.attention import Gqa, Index, Mla, heads_problem, rank_heads
 from ladder_sim.hf.feed_forward import Dense, Moe
 from ladder_sim.hf.quantization import Block
 
@@ -41,13 +41,9 @@ class Attend:
         """Whether kernels for grouped-query attention run it."""
         return self.every == 1 and self.index is None
 
-    def rank_heads(self, tp: int) -> tuple[int, int]:
-        """Return the query heads and the key/value heads on each of `tp` ranks."""
-        return self.heads // tp, max(1, self.kv_heads // tp)
-
     def elements(self, tp: int) -> float:
         """Return what one token keeps in the cache on each of `tp` ranks, in elements, without keys of the index."""
-        return self.rank_heads(tp)[1] * (self.key_dim + self.value_dim) / self.every
+        return rank_heads(self.heads, self.kv_heads, tp)[1] * (self.key_dim + self.value_dim) / self.every
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +54,7 @@ class State:
     """
 
     heads: int
-    """Parts that ranks can share."""
+    """Parts that ranks share evenly."""
     elements: int
     """Elements of a sequence's state over all ranks."""
     size_bytes: int
@@ -128,7 +124,6 @@ class Mixer(Block):
         return (*(linear for group in self.inputs for linear in group), *self.outputs)
 
     def caches(self, tp: int) -> tuple[tuple[int, float], ...]:
-        """Return pairs of a window and the elements that a token keeps on each of `tp` ranks, replicas included."""
         return tuple(
             (core.window, core.elements(tp) + (core.index.dim / core.every if core.index else 0.0))
             for core in self.cores
@@ -136,17 +131,14 @@ class Mixer(Block):
         )
 
     def state_bytes(self, tp: int) -> float:
-        """Return the bytes of a sequence's recurrent states on each of `tp` ranks."""
         return sum(core.bytes_on_rank(tp) for core in self.cores if isinstance(core, State))
 
     def partition_problem(self, tp: int) -> str:
-        """Say why `tp` ranks cannot share it; empty if they can."""
-        for core in self.cores:
-            if core.heads % tp:
-                return f"heads is {core.heads}: not divisible by tp {tp}"
-            if isinstance(core, Attend) and core.kv_heads % tp and tp % core.kv_heads:
-                return f"kv_heads is {core.kv_heads}: neither divisible by tp {tp} nor a divisor of it"
-        return ""
+        problems = (
+            heads_problem(core.heads, core.kv_heads if isinstance(core, Attend) else core.heads, tp)
+            for core in self.cores
+        )
+        return next(filter(None, problems), "")
 
 
 BlockKind = Gqa | Mla | Mixer | Dense | Moe

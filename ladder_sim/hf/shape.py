@@ -153,9 +153,7 @@ class Shape:
         """
         for kind in dict.fromkeys(self.kinds):
             problems = [block.partition_problem(tp) for block in kind.blocks]
-            problems += [
-                block.expert_problem(ep, tp * attention_dp // ep) for block in kind.blocks if isinstance(block, Moe)
-            ]
+            problems += [block.expert_problem(ep, tp * attention_dp // ep) for block in kind.blocks]
             if problem := next(filter(None, problems), ""):
                 return problem
         return ""

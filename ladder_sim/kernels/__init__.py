@@ -7,12 +7,11 @@ and reports ask any `Shape` and do not know the kinds. Kernels in turn know no m
 
 from collections.abc import Mapping
 
-from ladder_sim.kernels.attention import AttentionShape, InContext
+from ladder_sim.kernels.attention import AttentionShape, InContext, MlaShape
 from ladder_sim.kernels.collective import CollectiveShape, Group
 from ladder_sim.kernels.elementwise import ElementwiseShape, QuantizeShape
 from ladder_sim.kernels.experts import MoeShape
-from ladder_sim.kernels.gemm import BmmShape, GemmShape, operands
-from ladder_sim.kernels.latent import MlaShape
+from ladder_sim.kernels.gemm import BmmShape, GemmShape
 from ladder_sim.kernels.machine import GEMM_FORMATS, Gpu, Machine, Stack
 from ladder_sim.kernels.sampling import SampleShape
 from ladder_sim.kernels.shape import STATE_BYTES, Experts, Kind, Lookup, Shape, TableKind, TableOf
@@ -30,6 +29,6 @@ TABLE_KINDS: Mapping[Kind, TableKind] = {each.kind: each for kernel in KERNELS f
 # all that others ask of a kernel, then the kinds, which the graph makes
 __all__ = ["GEMM_FORMATS", "KERNELS", "PROMPT_DUTY", "STATE_BYTES", "TABLE_KINDS", "WHOLE", "Count"]
 __all__ += ["Experts", "Gpu", "Group", "Kind", "Lookup", "Machine", "Phase", "Portion", "Shape", "Sizes", "Stack"]
-__all__ += ["TableKind", "TableOf", "operands", "varies"]
+__all__ += ["TableKind", "TableOf", "varies"]
 __all__ += ["AttentionShape", "BmmShape", "CollectiveShape", "ConvolutionShape", "ElementwiseShape", "GemmShape"]
 __all__ += ["InContext", "MlaShape", "MoeShape", "QuantizeShape", "SampleShape", "SparseShape", "StateShape"]

@@ -9,7 +9,7 @@ from ladder_sim.des.shared import Number, number
 from ladder_sim.hf.quantization import FP8_BLOCK
 from ladder_sim.kernels.gemm import Multiplication
 from ladder_sim.kernels.machine import Gpu, Machine
-from ladder_sim.kernels.shape import Experts, Lookup, TableKind, Work, count_text
+from ladder_sim.kernels.shape import STATE_BYTES, Experts, Lookup, TableKind, Work, count_text
 from ladder_sim.kernels.sizes import Sizes
 from ladder_sim.specs.workload import Imbalance
 
@@ -27,7 +27,7 @@ class MoeShape(Multiplication):
 
     tables: ClassVar = (
         TableKind(
-            "moe", "experts", ("expert_tp", "ep", "tokens"), lambda of, **sizes: MoeShape.of(**of._asdict(), **sizes)
+            "moe", "experts", ("expert_tp", "ep", "tokens"), lambda of, **sizes: MoeShape(**of._asdict(), **sizes)
         ),
     )
     launches: ClassVar[int] = 5
@@ -60,10 +60,10 @@ class MoeShape(Multiplication):
         width = self.width / self.expert_tp
         # of a rank, with tokens spread evenly
         taken: Any = self.experts / self.ep * (1.0 - (1.0 - self.top_k / self.experts) ** self.tokens)
-        weights = 3.0 * taken * self.hidden * width * self.weight_element_bytes
-        ends = 1.0 * self.tokens * self.hidden * (self.input_element_bytes + self.output_element_bytes)
+        weights = 3.0 * taken * self.hidden * width * self.operands.weight_bytes
+        ends = 1.0 * self.tokens * self.hidden * (self.operands.activation_bytes + STATE_BYTES)
         inner = 3.0 * width + (2.0 * self.hidden if self.top_k > 1 else 0.0)
-        moved = weights + ends + self.tokens * self.top_k / self.ep * inner * self.output_element_bytes
+        moved = weights + ends + self.tokens * self.top_k / self.ep * inner * STATE_BYTES
         return Work(moved, 6.0 * self.tokens * self.top_k / self.ep * self.hidden * self.width / self.expert_tp)
 
     @property
@@ -105,6 +105,6 @@ class MoeShape(Multiplication):
         rows: Any = self.tokens * self.top_k / self.ep + experts * (PADDING - 1)
         rows = np.ceil(rows / PADDING) * PADDING
         flops = 6.0 * rows * self.hidden * width
-        moved_bytes = rows * (2.0 * self.hidden + 3.0 * width) * self.output_element_bytes
+        moved_bytes = rows * (2.0 * self.hidden + 3.0 * width) * STATE_BYTES
         multiplied_s = flops / (machine.padded_share * machine.gpu.peak_flops(self.format))
         return number(multiplied_s + machine.traffic_s(moved_bytes) + (self.launches + 1) * machine.floor_s)

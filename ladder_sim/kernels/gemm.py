@@ -12,35 +12,19 @@ from ladder_sim.kernels.sizes import Sizes
 from ladder_sim.specs.workload import Format
 
 
-def operands(format: Format) -> dict[str, Any]:
-    """Return the operands of a multiplication as fields of its shape: bytes of an element, and the format."""
-    return {
-        "weight_element_bytes": format.weight_bytes,
-        "input_element_bytes": format.activation_bytes,
-        "output_element_bytes": STATE_BYTES,
-        "format": format.name,
-    }
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Multiplication(Shape):
-    """Operands of a kernel that multiplies activations by weights: bytes of an element of each."""
+    """A kernel that multiplies activations by weights; what it returns has 16 bits in every format."""
 
     on_tensor_cores: ClassVar[bool] = True
 
-    weight_element_bytes: float
-    """Bytes of one weight, its share of the scales included."""
-    input_element_bytes: float
-    """Bytes of one input activation."""
-    output_element_bytes: float
-    """Bytes of one output activation."""
     format: str = "bf16"
     """Format of the operands, by `ladder_sim.specs.workload.Format.name`."""
 
-    @classmethod
-    def of(cls, format: str, **sizes: Any) -> Self:
-        """Return the kernel with operands of a format, given by its name."""
-        return cls(**operands(GEMM_FORMATS[format]), **sizes)
+    @property
+    def operands(self) -> Format:
+        """Bytes of a weight and of an input."""
+        return GEMM_FORMATS[self.format]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +59,7 @@ class MatrixMultiplication(Multiplication):
 class GemmShape(MatrixMultiplication):
     """``[m, k] @ [k, n]``: a linear layer's shard over m tokens."""
 
-    tables: ClassVar = (TableKind("gemm", "gemm", ("m", "n", "k"), lambda of, **sizes: GemmShape.of(of, **sizes)),)
+    tables: ClassVar = (TableKind("gemm", "gemm", ("m", "n", "k"), lambda of, **sizes: GemmShape(format=of, **sizes)),)
 
     chunks: int = 1
     """Kernels, one after another, each with its part of the rows."""
@@ -89,9 +73,9 @@ class GemmShape(MatrixMultiplication):
     @property
     def work(self) -> Work:
         """Activations are read or written once, weights read by each of the kernels."""
-        stored = 1.0 * self.n * self.k * self.weight_element_bytes
-        read = 1.0 * self.m * self.k * self.input_element_bytes
-        written = 1.0 * self.m * self.n * self.output_element_bytes
+        stored = 1.0 * self.n * self.k * self.operands.weight_bytes
+        read = 1.0 * self.m * self.k * self.operands.activation_bytes
+        written = 1.0 * self.m * self.n * STATE_BYTES
         return Work(self.chunks * stored + read + written, 2.0 * self.m * self.n * self.k, stored)
 
     @property
@@ -104,9 +88,6 @@ class GemmShape(MatrixMultiplication):
             m=rows,
             n=self.n,
             k=self.k,
-            weight_element_bytes=self.weight_element_bytes,
-            input_element_bytes=self.input_element_bytes,
-            output_element_bytes=self.output_element_bytes,
             format=self.format,
             chunks=self.chunks,
             duty=cast(float, sizes.duty),
@@ -127,19 +108,21 @@ class BmmShape(MatrixMultiplication):
             "bmm",
             "latent projections",
             ("heads", "m", "n", "k"),
-            lambda of, **sizes: BmmShape.of(of, **sizes),
+            lambda of, **sizes: BmmShape(format=of, input_bytes=GEMM_FORMATS[of].activation_bytes, **sizes),
             stand_ins={"fp8-block": "fp8"},
         ),
     )
 
     heads: int
     """Heads on this rank."""
+    input_bytes: float = STATE_BYTES
+    """Bytes of one input: tables have them in the format of the weights, models in 16 bits."""
 
     @property
     def work(self) -> Work:
         """Weights and activations are read or written once."""
-        stored, rows = 1.0 * self.heads * self.n * self.k * self.weight_element_bytes, 1.0 * self.heads * self.m
-        moved = stored + rows * (self.k * self.input_element_bytes + self.n * self.output_element_bytes)
+        stored, rows = 1.0 * self.heads * self.n * self.k * self.operands.weight_bytes, 1.0 * self.heads * self.m
+        moved = stored + rows * (self.k * self.input_bytes + self.n * STATE_BYTES)
         return Work(moved, 2.0 * self.heads * self.m * self.n * self.k, stored)
 
     @property

@@ -24,7 +24,7 @@ class SampleShape(Shape):
             "sample",
             "sampling",
             ("batch", "vocab"),
-            lambda _, **sizes: SampleShape(**sizes, element_bytes=STATE_BYTES),
+            lambda _, **sizes: SampleShape(**sizes),
             has_formula=True,
         ),
     )
@@ -33,15 +33,13 @@ class SampleShape(Shape):
     """Sequences."""
     vocab: int
     """Logits of each."""
-    element_bytes: int
-    """Bytes of one logit."""
     sampling: Sampling = "greedy"
     """How it is chosen."""
 
     @property
     def work(self) -> Work:
         """Logits, read once."""
-        return Work(1.0 * self.batch * self.vocab * self.element_bytes)
+        return Work(1.0 * self.batch * self.vocab * STATE_BYTES)
 
     @property
     def per_sequence(self) -> bool:

@@ -41,7 +41,7 @@ class _OfStates(InContext):
     rule: Rule
     """How tokens change the state."""
 
-    def _at(self, name: str, axis: str, size: float) -> Lookup:
+    def _in_tables(self, name: str, axis: str, size: float) -> Lookup:
         """Return where tables hold it, `size` being that of one sequence."""
         point: dict[str, Any] = {axis: self.batch * size}
         if not self.is_prompt:
@@ -73,7 +73,7 @@ class StateShape(_OfStates):
 
     @property
     def lookup(self) -> Lookup:
-        return self._at("state", "elements", self.elements)
+        return self._in_tables("state", "elements", self.elements)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,4 +95,4 @@ class ConvolutionShape(_OfStates):
 
     @property
     def lookup(self) -> Lookup:
-        return self._at("convolution", "channels", self.channels)
+        return self._in_tables("convolution", "channels", self.channels)

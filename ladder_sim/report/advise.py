@@ -9,7 +9,7 @@ from rich.text import Text
 
 from ladder_sim.analysis.advice import RANKS, Advice, Objective, Option, Outcome
 from ladder_sim.confidence import Interval
-from ladder_sim.display.document import Document, Notes
+from ladder_sim.display.document import Document
 from ladder_sim.display.labels import asked_text, evidence_text, interval_text
 from ladder_sim.prediction import Prediction
 from ladder_sim.report.columns import Column, fields_of, number_text, table_of
@@ -99,10 +99,6 @@ class AdviceReport(Report[Advice]):
     """How advice over plans looks."""
 
     figures: ClassVar = {"pareto": lambda self: pareto_figure(self.answer, self.label)}
-
-    @property
-    def notes(self) -> Notes:
-        return self.answer.notes
 
     @property
     def label(self) -> str:

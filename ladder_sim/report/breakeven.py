@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ladder_sim.analysis.breakeven import BreakEven, Range
 from ladder_sim.confidence import Interval
-from ladder_sim.display.document import Document, Notes
+from ladder_sim.display.document import Document
 from ladder_sim.display.labels import (
     asked_text,
     axis_values,
@@ -48,10 +48,6 @@ class BreakEvenReport(Report[BreakEven]):
     """How a speedup along a field looks."""
 
     figures: ClassVar = {"speedup": lambda self: breakeven_figure(self.answer, scenario_label(self.answer.scenario))}
-
-    @property
-    def notes(self) -> Notes:
-        return self.answer.notes
 
     def places(self) -> list[Place]:
         """Return the values where something happens, the most important first."""
@@ -152,12 +148,10 @@ class BreakEvenReport(Report[BreakEven]):
             return "; surely nowhere" if gains else ""
         if result.sure == (Range(result.ends[0][0], result.ends[1][0]),):
             return "; surely everywhere"
-        named = " and ".join(f"from {self._range(each)}" for each in result.sure[:_NAMED])
+        # an interval of one value is that value
+        ranges = (" to ".join(dict.fromkeys(map(self._text, ends))) for ends in result.sure[:_NAMED])
+        named = " and ".join(f"from {each}" for each in ranges)
         return f"; surely {named}{' and elsewhere' if len(result.sure) > _NAMED else ''}"
-
-    def _range(self, ends: Range) -> str:
-        """Return both ends of a range as text, or one value."""
-        return " to ".join(dict.fromkeys(map(self._text, ends)))
 
     def _remarks(self) -> Iterator[Remark]:
         result = self.answer

@@ -43,10 +43,10 @@ class Column(Generic[Row]):
     def cells(self, rows: Sequence[Row]) -> tuple[str, list[str]]:
         """Return the heading with the unit, and the text of each row: numbers in the unit of the largest."""
         values = [(self.shown or self.get)(row) for row in rows]
-        sizes = [abs(_value(each)) for each in values if not _is_text(each)]
+        numbers = [each.value if isinstance(each, Interval) else float(each) for each in values if not _is_text(each)]
         scale, unit = (1.0, "")
-        if sizes and not self.name.endswith("_per_s") and (kind := unit_of(self.name)) != "count":
-            scale, unit = step_for(max(sizes), kind)
+        if numbers and not self.name.endswith("_per_s") and (kind := unit_of(self.name)) != "count":
+            scale, unit = step_for(max(map(abs, numbers)), kind)
         interval = " (90 %)" if self.ends and any(isinstance(each, Interval) for each in values) else ""
         heading = f"{self.heading} [{unit}]" if unit else self.heading
         return heading + interval, [self._text(each, scale) for each in values]
@@ -151,7 +151,3 @@ def _rounded(value: float, digits: int) -> str:
 
 def _is_text(value: Any) -> bool:
     return value is None or isinstance(value, str)
-
-
-def _value(value: Any) -> float:
-    return value.value if isinstance(value, Interval) else float(value)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from rich.console import RenderableType
 
 from ladder_sim.analysis.compare import Candidate, Comparison
-from ladder_sim.display.document import Document, Notes, scenario_fields
+from ladder_sim.display.document import Document, scenario_fields
 from ladder_sim.display.labels import asked_text, evidence_text, wiring_label, workload_label
 from ladder_sim.report.columns import Column, number_text, percent, table_of, times_text
 from ladder_sim.report.console import WholeTable
@@ -26,10 +26,6 @@ class ComparisonReport(Report[Comparison]):
     """How clusters or engines side by side look."""
 
     figures: ClassVar = {"rates": lambda self: comparison_figure(self.answer)}
-
-    @property
-    def notes(self) -> Notes:
-        return self.answer.notes
 
     @property
     def kind(self) -> str:

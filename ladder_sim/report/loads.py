@@ -170,14 +170,11 @@ def _requests(result: Result) -> str:
 
 
 def _shown_cells(name: str, quantity: Quantity) -> tuple[str, ...]:
-    scale, unit = step_for(quantity.measured, "s") if _is_time(name) else (1.0, "")
+    is_time = name.endswith("_s") and not name.endswith("per_s")
+    scale, unit = step_for(quantity.measured, "s") if is_time else (1.0, "")
     title = f"{_title(name)} [{unit}]" if unit else _title(name)
     values = number_text(quantity.measured / scale), interval_text(quantity.predicted, scale=scale)
     return title, *values, percent(quantity.error, sign="+"), "yes" if quantity.inside else "no"
-
-
-def _is_time(name: str) -> bool:
-    return name.endswith("_s") and not name.endswith("per_s")
 
 
 def _title(name: str) -> str:

@@ -153,10 +153,11 @@ class Report(ABC, Generic[A]):
     def __init__(self, answer: A) -> None:
         self.answer = answer
 
-    @property
+    @cached_property
     def notes(self) -> Notes:
-        """What the reader should know: the runs behind it, and warnings; by default nothing."""
-        return Notes(confidences={})
+        """What the reader should know: the runs behind it, and warnings; by default what the answer has of these."""
+        notes: Notes = getattr(self.answer, "notes", Notes(confidences={}))
+        return notes
 
     cautions: Sequence[str] = ()
     """What the answer leaves out of what was asked, as its command line says."""

@@ -78,7 +78,8 @@ class RewiredReport(Report[Rewired]):
             most, share = max(each.speedup for each in rewired.values()), percent(rewired.launch_share, 0)
             limit = f"The CPU that launches is the limit ({share} of the critical path)"
             return f"{limit}: other wirings gain at most {most:.2f}x."
-        step = f"{'recorded' if rewired.step.origin is None else 'predicted'} {self._unit}"
+        unit = "token" if len(rewired.step.weights) > 1 else "step"
+        step = f"{'recorded' if rewired.step.origin is None else 'predicted'} {unit}"
         if best is None:
             name, time = next(iter(rewired.items()))
             return f"{wiring_label(name, sentence=True)} takes {format_seconds(time.seconds)} for this {step}."
@@ -95,10 +96,6 @@ class RewiredReport(Report[Rewired]):
         rewired, best = self.answer, self._best
         alone = rewired.step.origin is None and rewired.contention is None
         return alone and best is not None and best[1].speedup > 1.0 and any(lane.device for lane in rewired.step.lanes)
-
-    @property
-    def _unit(self) -> str:
-        return "token" if len(self.answer.step.weights) > 1 else "step"
 
     @property
     def _launch_bound(self) -> bool:

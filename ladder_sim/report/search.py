@@ -10,14 +10,14 @@ from ladder_sim.display.labels import asked_text, evidence_text, gain_text, wiri
 from ladder_sim.quality.published import quality_of
 from ladder_sim.report.columns import Column, fields_of, percent, table_of
 from ladder_sim.report.report import WIDTH, Brief, Remark, Report
-from ladder_sim.search.search import Candidate, Found
+from ladder_sim.search.search import Candidate, SearchResult
 from ladder_sim.wirings.names import parse
 
 # rows of the default answer for each front
 _SHOWN = 2
 
 
-class SearchReport(Report[Found]):
+class SearchReport(Report[SearchResult]):
     """How the wirings that a search found look."""
 
     @property
@@ -38,9 +38,9 @@ class SearchReport(Report[Found]):
                 decimals=2,
             ),
             Column("tpot_s", lambda each: self.answer.predictions[each.variant].tpot_s, "TPOT", null=True),
-            Column("lost", lambda each: each.known and each.known[1], "lost", _lost, kind=float, null=True),
-            Column("metric", lambda each: each.known and each.known[0].metric, kind=str, null=True),
-            Column("source", lambda each: each.known and each.known[0].source, kind=str, null=True),
+            Column("lost", lambda each: each.loss and each.loss[1], "lost", _lost, kind=float, null=True),
+            Column("metric", lambda each: each.loss and each.loss[0].metric, kind=str, null=True),
+            Column("source", lambda each: each.loss and each.loss[0].source, kind=str, null=True),
         )
 
     def _brief(self) -> Brief:
@@ -60,7 +60,7 @@ class SearchReport(Report[Found]):
         if best is None:
             return "No choice of wirings is faster than standard here."
         gain = gain_text(self.answer.predictions[best.variant].speedup, "standard")
-        lost = f"{best.known[0].metric}: {_lost(best)}" if best.known else "its quality is unknown"
+        lost = f"{best.loss[0].metric}: {_lost(best)}" if best.loss else "its quality is unknown"
         return f"{wiring_label(best.variant, sentence=True)} {gain}; {lost}."
 
     def _remarks(self) -> Iterator[Remark]:
@@ -74,8 +74,8 @@ class SearchReport(Report[Found]):
             gain = gain_text(found.predictions.over(fastest.variant, named), named)
             yield Remark("instead", f"Of named wirings {named} is the fastest; {fastest.variant} {gain}.")
         yield Remark("try", "--write best.toml makes it a file: run, train and vLLM take --variant best.toml.")
-        if best.known:
-            yield Remark("quality", f"the loss is of {best.known[0].source}.")
+        if best.loss:
+            yield Remark("quality", f"the loss is of {best.loss[0].source}.")
         elif quality := quality_of(best.variant):
             yield Remark("quality", f"{quality.sentence}.")
         candidates = (len(found.space.choices) + 1) ** len(found.space.groups(found.scenario.model.layers))
@@ -104,9 +104,9 @@ class SearchReport(Report[Found]):
 
 
 def _lost(each: Candidate) -> str:
-    if each.known is None:
+    if each.loss is None:
         return "unknown"
-    penalty, lost = each.known
+    penalty, lost = each.loss
     return f"{'' if each.layers in penalty.layers else '~'}{lost:.3g}"
 
 

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ladder_sim.confidence import Interval
-from ladder_sim.display.document import Document, Notes
+from ladder_sim.display.document import Document
 from ladder_sim.display.labels import (
     asked_text,
     axis_values,
@@ -53,10 +53,6 @@ class SweepReport(Report[SweepTable]):
     """How the points of a sweep look."""
 
     figures: ClassVar = {"speedup": lambda self: sweep_figure(self.answer)}
-
-    @cached_property
-    def notes(self) -> Notes:
-        return self.answer.notes
 
     @property
     def base(self) -> str:

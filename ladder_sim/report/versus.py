@@ -10,7 +10,7 @@ from rich.text import Text
 from ladder_sim.analysis.versus import Option, Versus
 from ladder_sim.confidence import Interval
 from ladder_sim.confidence.runs import is_faster
-from ladder_sim.display.document import Document, Notes, scenario_fields
+from ladder_sim.display.document import Document, scenario_fields
 from ladder_sim.display.labels import (
     asked_text,
     evidence_text,
@@ -95,10 +95,6 @@ def _ratio(ratio: float | None) -> str | None:
     return "1" if ratio == 1.0 else f"{ratio:.2f}"
 
 
-def _speedup(gain: Interval) -> str:
-    return "1" if gain.low == gain.high else gain.text
-
-
 def _gpus(fleet: "Fleet") -> str:
     from ladder_sim.report.capacity import gpus_text
 
@@ -117,7 +113,13 @@ _WEIGHTS_OF: Column[Row] = Column("", lambda row: _WEIGHTS[row.group], "weights"
 _OPTION: Column[Row] = Column(
     "option", lambda row: row.option.name, "option (=: tied)", lambda row: row.label, kind=str
 )
-_GAIN: Column[Row] = Column("gain", _of("gain"), "speedup (90 %)", lambda row: _speedup(row.option.gain), kind=Interval)
+_GAIN: Column[Row] = Column(
+    "gain",
+    _of("gain"),
+    "speedup (90 %)",
+    lambda row: "1" if row.option.gain.low == row.option.gain.high else row.option.gain.text,
+    kind=Interval,
+)
 _ENGINES_OF: Column[Row] = Column("", lambda row: row.engines, "engines today")
 _LIMIT: Column[Row] = Column("", lambda row: row.fleet and _limit(row.fleet), "limit")
 
@@ -150,10 +152,6 @@ class VersusReport(Report[Versus]):
     """How wirings and techniques side by side look."""
 
     figures: ClassVar = {"gains": lambda self: versus_figure(self.answer)}
-
-    @property
-    def notes(self) -> Notes:
-        return self.answer.notes
 
     def rows(self, only: Sequence[Option] | None = None) -> Iterator[Row]:
         """Yield every option, or some, best first: without retraining, with retraining, limits."""

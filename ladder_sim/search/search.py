@@ -48,13 +48,13 @@ class Candidate:
     """Number of rewired layers."""
     request_s: float
     """Time of a request, in seconds."""
-    known: tuple[Penalty, float] | None
+    loss: tuple[Penalty, float] | None
     """Loss of quality, and what says it; None: the quality is unknown."""
 
 
 # no slots: what follows from the fields is computed once
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Found(Answer):
+class SearchResult(Answer):
     """Wirings faster than all others that lose as little, or of which as few layers are rewired."""
 
     shown_by = "search.SearchReport"
@@ -82,7 +82,7 @@ class Found(Answer):
     @cached_property
     def best(self) -> Candidate | None:
         """The fastest of acceptable loss that is clearly faster than standard, else the fastest of unknown quality."""
-        accepted = [each for each in self.known if each.known and each.known[1] <= self.space.most_lost]
+        accepted = [each for each in self.known if each.loss and each.loss[1] <= self.space.most_lost]
         fastest = [min(front, key=lambda each: each.request_s) for front in (accepted, self.unknown) if front]
         clear = (each for each in fastest if is_faster(self.predictions[each.variant].speedup))
         return next(clear, fastest[0] if fastest else None)
@@ -100,7 +100,7 @@ def search(
     profile: str | CalibrationProfile | None = None,
     ignore_memory: bool = False,
     watch: Watch = lambda done, total: None,
-) -> Found:
+) -> SearchResult:
     """Find the fastest wirings of a model of those that a choice in each of its layers makes.
 
     Parameters
@@ -135,7 +135,7 @@ def search(
     unknown = fronts.pop("", [])
     found = [each for front in fronts.values() for each in front]
     variants = ["standard", *(each.variant for each in (*found, *unknown)), *named]
-    return Found(
+    return SearchResult(
         space=space,
         known=found,
         unknown=unknown,
@@ -305,5 +305,5 @@ def _candidate(times: _Times, chosen: Chosen, named: Sequence[str]) -> Candidate
             if not parse(name).family.head and parse(name).place(model.layers, model.ladder_layers) == placed:
                 variant = name
                 break
-    known = times.space.lost(chosen, model.layers)
-    return Candidate(variant=variant, layers=layers, request_s=times.of[chosen], known=known)
+    loss = times.space.lost(chosen, model.layers)
+    return Candidate(variant=variant, layers=layers, request_s=times.of[chosen], loss=loss)

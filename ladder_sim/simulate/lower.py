@@ -113,10 +113,6 @@ class Schedule:
         """Ops of the pass that differ in kind or shape, by number."""
         return {number: self.kernels.distinct[number] for number in self.numbers}
 
-    def with_periods(self, keep: int) -> "Schedule":
-        """Return the schedule of the pass with `keep` periods of each run of identical layers."""
-        return schedule_pass(self.kernels, self.variant, keep, self.rewrites)
-
 
 @lru_cache(maxsize=1024)
 def schedule_pass(kernels: PassKernels, variant: str, keep: int, rewrites: tuple[str, ...] = ()) -> Schedule:

@@ -135,9 +135,7 @@ class ForwardPass:
             return self
         slowed_s: Number = 0.0
         multiplied_s: Number = 0.0
-        numbers = self.schedule.numbers
-        for number, count in zip(numbers, self.schedule.order.counts, strict=True):
-            op, estimate = self.prices[number]
+        for (op, estimate), count in zip(self.priced, self.schedule.order.counts, strict=True):
             slowed_s = slowed_s + count * estimate.slowed_s
             if op.shape.on_tensor_cores:
                 multiplied_s = multiplied_s + count * estimate.seconds
@@ -148,7 +146,10 @@ class ForwardPass:
         duty = cold_s / (half_s + (half_s * half_s + slowed_s * cold_s) ** 0.5)
         # parts of a pass have the estimates of others as large
         slowed = cache(lambda estimate: estimate.at_duty(duty))
-        prices = {number: (op, slowed(estimate)) for number in numbers for op, estimate in [self.prices[number]]}
+        prices = {
+            number: (op, slowed(estimate))
+            for number, (op, estimate) in zip(self.schedule.numbers, self.priced, strict=True)
+        }
         return ForwardPass(
             self.schedule, prices, self.hardware, self.gpu, self.engine, self, self._device, follow=self._follow
         )
@@ -172,6 +173,11 @@ class ForwardPass:
         """
         return maximum(1.0, passes * self.slowest_stage)
 
+    @property
+    def priced(self) -> list[tuple[Op, Estimate]]:
+        """The op of each role, at the size that it has in the pass, and its estimate."""
+        return [self.prices[number] for number in self.schedule.numbers]
+
     def estimates(self, schedule: Schedule) -> list[Estimate]:
         """Return the estimate of each role in a schedule of this pass, alone on its GPU."""
         return [self.prices[number][1] for number in schedule.numbers]
@@ -182,7 +188,8 @@ class ForwardPass:
 
     def lowered(self, keep: int, hardware: Hardware | None = None) -> tuple[Schedule, Program]:
         """Return schedule and tasks of this pass, with `keep` periods of each run of layers, on `hardware` if given."""
-        schedule = self.schedule.with_periods(keep)
+        own = self.schedule
+        schedule = schedule_pass(own.kernels, own.variant, keep, own.rewrites)
         return schedule, self._lower(schedule, hardware or self.hardware)
 
     def _lower(self, schedule: Schedule, hardware: Hardware) -> Program:
@@ -428,7 +435,7 @@ def _serial_s(schedule: Schedule, estimates: Sequence[Estimate], hardware: Hardw
 
 def _added(schedule: Schedule, program: Program, times: TaskTimes) -> tuple[Number, Number, "bool | NDArray[np.bool_]"]:
     """Return the seconds of simulated layers, those of left-out layers, and whether the kept ones are periodic."""
-    makespan_s = _makespan_s(program, times[2])
+    makespan_s = reduce(maximum, (times[2][number] for number in program.outline.last_tasks))
     added_s: Number = 0.0
     steady: bool | NDArray[np.bool_] = True
     launches = len(program.tasks) - len(schedule.layout.names)
@@ -457,11 +464,6 @@ def _added(schedule: Schedule, program: Program, times: TaskTimes) -> tuple[Numb
                 steady = steady & ~(np.asarray(ahead) & held_back)
         added_s = added_s + left_out * 0.5 * (low + high)
     return makespan_s, added_s, steady
-
-
-def _makespan_s(program: Program, end_s: Sequence[Number]) -> Number:
-    """Return the end of the last task of any stream, in seconds."""
-    return reduce(maximum, (end_s[number] for number in program.outline.last_tasks))
 
 
 def _range(values: Sequence[Number]) -> tuple[Number, Number]:

@@ -167,18 +167,6 @@ def _request(
     return replace(request, ttft_s=ranked[0].mean_s * prompts, decode_s=decode_s, ranked=ranked)
 
 
-def simulate_requests(
-    scenario: Scenario, figures: Mapping[str, ArrayLike], variants: Sequence[str], profile: CalibrationProfile | None
-) -> dict[str, Request]:
-    """Simulate requests on many kinds of hardware, of many sizes, at once.
-
-    `figures` are arrays of one length by figure, e.g. ``{"inter.bandwidth_Bps": [25e9, 50e9]}`` (`Hardware.vary`), in
-    SI units; ``batch``, ``prompt`` and ``gen`` may be among them. Times have shape (configurations,).
-    """
-    parts = simulated_alike(scenario, figures, variants, profile)
-    return joined(parts, variants, one_length(figures))
-
-
 def simulated_alike(
     scenario: Scenario,
     figures: Mapping[str, ArrayLike],
@@ -187,7 +175,11 @@ def simulated_alike(
     *,
     follow: bool = False,
 ) -> Iterator[tuple[Rows, dict[str, Request]]]:
-    """Simulate many configurations, and yield those that went together: their indices, and their requests."""
+    """Simulate requests on many kinds of hardware, of many sizes; yield those that went together, with their indices.
+
+    `figures` are arrays of one length by figure, e.g. ``{"inter.bandwidth_Bps": [25e9, 50e9]}`` (`Hardware.vary`), in
+    SI units; ``batch``, ``prompt`` and ``gen`` may be among them. Times have shape (configurations,).
+    """
     columns = {key: np.asarray(values).ravel() for key, values in figures.items()}
     count = one_length(columns)
     hardware = Hardware.of(scenario, profile)
@@ -197,17 +189,6 @@ def simulated_alike(
         costs = KernelCosts(scenario, profile, varied)
         given = {key: values[rows] for key, values in sizes.items()}
         yield rows, simulate_request(scenario, variants, costs, sizes=given, follow=follow)
-
-
-def joined(
-    parts: Iterable[tuple[Rows, Mapping[str, Request]]], variants: Sequence[str], count: int
-) -> dict[str, Request]:
-    """Return the times of `count` configurations, from those that were simulated together."""
-    times = {name: (np.empty(count), np.empty(count)) for name in variants}
-    for rows, requests in parts:
-        for name, (ttft_s, decode_s) in times.items():
-            ttft_s[rows], decode_s[rows] = requests[name].ttft_s, requests[name].decode_s
-    return {name: Request(variant=name, ttft_s=ttft_s, decode_s=decode_s) for name, (ttft_s, decode_s) in times.items()}
 
 
 def decode_contexts(prompt: Count, gen: Count, *, static_cache: bool) -> list[tuple[Count, Number]]:

@@ -59,9 +59,10 @@ def legal_plans(base: Scenario, gpus: int, given: Mapping[str, Sequence[Any]]) -
                 problems[name, degrees[name]] = error
     restricted = " and ".join(f"{name} {', '.join(map(str, each))}" for name, each in given.items())
     if not legal and last is None:
+        fewest = math.prod(min(values[name]) for name in ("tp", "attention_dp", "pp", "dp"))
         raise UsageError(
             f"no plan of {restricted} has {gpus} GPUs or less",
-            hint=f"--gpus {_fewest(values)} is enough for the smallest, or use lower degrees",
+            hint=f"--gpus {fewest} is enough for the smallest, or use lower degrees",
         )
     if not legal and last is not None:
         raise UsageError(f"no plan with {restricted} on at most {gpus} GPUs: {last.message}", hint=last.hint)
@@ -101,8 +102,3 @@ def _few_enough(values: Mapping[str, Sequence[Any]], gpus: int) -> Iterator[dict
                 continue
             for ep, sp in itertools.product(eps, values["sp"]):
                 yield {"tp": tp, "pp": pp, "ep": ep, "attention_dp": attention_dp, "dp": dp, "sp": sp}
-
-
-def _fewest(values: Mapping[str, Sequence[int]]) -> int:
-    """Return the number of GPUs of the smallest combination."""
-    return math.prod(min(values[name]) for name in ("tp", "attention_dp", "pp", "dp"))

@@ -14,7 +14,6 @@ from ladder_sim.display.document import Notes
 from ladder_sim.display.labels import field_label, field_text
 from ladder_sim.errors import LadderSimError, UnknownNameError, UsageError
 from ladder_sim.prediction import predict
-from ladder_sim.sweeps.axes import Axis
 from ladder_sim.sweeps.evaluate import PROBLEM, How, Rows, result_columns
 from ladder_sim.sweeps.files import csv_of
 from ladder_sim.sweeps.grid import Grid, scenario_at
@@ -130,7 +129,7 @@ def confidences(grid: Grid, how: How) -> dict[str, Confidence]:
             {**base, each.name: value} for base in bases
         ]
         for each in grid.varied
-        for value in _looked_at(each)
+        for value in (each.values if len(each.values) <= _FEW else (each.values[0], each.values[-1]))
     }
     answers = {}
     for name, tried in (points or {"": bases[:1]}).items():
@@ -144,7 +143,3 @@ def confidences(grid: Grid, how: How) -> dict[str, Confidence]:
             except LadderSimError:
                 continue
     return answers
-
-
-def _looked_at(each: Axis) -> Sequence[Any]:
-    return each.values if len(each.values) <= _FEW else (each.values[0], each.values[-1])

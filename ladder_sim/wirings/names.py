@@ -454,23 +454,14 @@ def is_variant(text: str) -> bool:
     return True
 
 
-def canonical_names(given: str | Iterable[str]) -> tuple[str, ...]:
-    """Check one name or several, of which there must be one, and leave out what is repeated.
+def canonical_names(given: str | Iterable[str], check: Callable[[str], str] = canonical) -> tuple[str, ...]:
+    """Check one name or several, of which there must be one, and leave out what is repeated; `named` reads no file.
 
     Examples
     --------
     >>> canonical_names("ladder"), canonical_names(["Ladder", "desync:4", "ladder"])
     (('ladder',), ('ladder', 'desync:4'))
     """
-    return _distinct(canonical, given)
-
-
-def all_named(given: Iterable[str]) -> tuple[str, ...]:
-    """Check several names as `canonical_names`, and read no file."""
-    return _distinct(named, given)
-
-
-def _distinct(check: Callable[[str], str], given: str | Iterable[str]) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(map(check, [given] if isinstance(given, str) else given)))
     if not names:
         raise UsageError("no variants: must be at least one", hint="for example 'ladder'")

@@ -60,7 +60,7 @@ class Device:
         """Why nothing can be compiled here; empty: it can."""
         # by an attempt, because torch alone knows which compilers and headers it needs
         try:
-            torch.compile(_probe)(torch.zeros(8, device=self.kind))
+            torch.compile(lambda x: x * 2 + 1)(torch.zeros(8, device=self.kind))
         except (RuntimeError, OSError, ImportError) as error:
             return str(error).strip().splitlines()[0]
         return ""
@@ -203,7 +203,3 @@ def _compiled(function: Callable[_P, _R], **how: Any) -> Callable[_P, _R]:
     # fullgraph: a break, or more shapes than these, raises; it would go on slowly and in silence
     run: Callable[_P, _R] = torch.compile(function, fullgraph=True, **how)
     return run
-
-
-def _probe(x: Tensor) -> Tensor:
-    return x * 2 + 1

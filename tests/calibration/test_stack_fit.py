@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from ladder_sim import Scenario, predict
+from ladder_sim.closed_loop.step import simulate_requests
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.profile import IDENTIFIED, CalibrationProfile, FittedFigure, StackFit
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.errors import ProfileError, UsageError
 from ladder_sim.prediction import resolve_profile
-from ladder_sim.simulate.request import simulate_requests
 from ladder_sim.validation.compare import unseen, validate
 from ladder_sim.validation.dataset import PROTOCOLS, Configuration, Measurement, read_dataset
 from ladder_sim_calibration.__main__ import main

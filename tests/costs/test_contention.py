@@ -44,13 +44,11 @@ IN_SWITCH = {"nvls", "nvls-tree", "nccl-symmetric", "multimem", "fused-norm"}
 
 
 def gemm(m: int, n: int, k: int) -> GemmShape:
-    return GemmShape(m=m, n=n, k=k, weight_element_bytes=2, input_element_bytes=2, output_element_bytes=2)
+    return GemmShape(m=m, n=n, k=k)
 
 
 def attention(q_len: int, **fields: object) -> AttentionShape:
-    shape = AttentionShape(
-        kernel="flash", batch=2, q_len=q_len, kv_len=1024, heads=8, kv_heads=1, head_dim=128, element_bytes=2
-    )
+    shape = AttentionShape(kernel="flash", batch=2, q_len=q_len, kv_len=1024, heads=8, kv_heads=1, head_dim=128)
     return dataclasses.replace(shape, **fields)
 
 

@@ -36,9 +36,7 @@ def made_up(ratio: float, tokens: list[float] | None = None) -> RatioTable:
 
 
 def sized(dtype: DType, **sizes: Any) -> MoeShape:
-    of = FORMATS[dtype]
-    elements = {"weight_element_bytes": of.weight_bytes, "input_element_bytes": of.activation_bytes}
-    return moe_shape(format=of.name, **elements, **sizes)
+    return moe_shape(format=FORMATS[dtype].name, **sizes)
 
 
 def estimate(shape: Shape, **scenario: Any) -> Estimate:
@@ -241,17 +239,12 @@ def test_blocks_of_scales_are_not_split() -> None:
 def test_products_of_heads_in_fp8_blocks_are_priced_as_plain_fp8() -> None:
     """Their own tables have neither; what engines multiply is fp8 (DeepSeek-R1: 0.5 ms of a step of 11 ms)."""
     plain, blocks, wide = (
-        estimate(bmm_shape(m=4, heads=16, **elements_of(dtype)), cluster="h200-sxm", stack="trtllm").seconds
+        estimate(bmm_shape(m=4, heads=16, format=FORMATS[dtype].name), cluster="h200-sxm", stack="trtllm").seconds
         for dtype in ("fp8", "fp8-block", "bf16")
     )
     # a stand-in's times do not fall with the rows
     assert blocks == pytest.approx(plain, rel=MEASURED_FALL - 1.0)
     assert plain != pytest.approx(wide, rel=0.1)
-
-
-def elements_of(dtype: DType) -> dict[str, Any]:
-    of = FORMATS[dtype]
-    return {"format": of.name, "weight_element_bytes": of.weight_bytes}
 
 
 def test_padded_experts_take_as_long_for_a_few_tokens_as_for_many() -> None:

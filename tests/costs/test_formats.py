@@ -16,7 +16,7 @@ from ladder_sim.des.shared import any_true
 from ladder_sim.graph.ops import Op
 from ladder_sim.graph.pass_kernels import kernels_of
 from ladder_sim.graph.rank import PassInputs
-from ladder_sim.kernels import GemmShape, Gpu, Phase, Sizes, operands
+from ladder_sim.kernels import GemmShape, Gpu, Phase, Sizes
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.simulate.lower import schedule_pass
 from ladder_sim.simulate.passes import FIRST_PERIODS, ForwardPass, price, simulate
@@ -96,7 +96,7 @@ def test_a_gemm_of_more_rows_takes_less_where_that_was_measured_and_hardly(
 ) -> None:
     scenario = Scenario(model="405b", cluster=cluster, tp=4, stack="sglang", dtype=dtype)
     costs = KernelCosts(scenario, resolve_profile(scenario, None))
-    shapes = [GemmShape(m=m, n=n, k=k, **operands(FORMATS[dtype])) for m in rows]
+    shapes = [GemmShape(m=m, n=n, k=k, format=FORMATS[dtype].name) for m in rows]
     few, more = costs.estimates([Op(name="gemm", kind="gemm", shape=shape) for shape in shapes])
     assert more.seconds >= 0.999 * least * few.seconds
 
@@ -144,7 +144,7 @@ def test_inputs_that_are_quantised_at_run_time_take_a_kernel_each(stack: str) ->
 def test_tensor_cores_of_a_precision() -> None:
     gpu = Gpu(bf16_flops=1e15, fp8_flops=2e15, fp4_flops=4e15, hbm_bandwidth_Bps=1e12, kernel_s=0.0)
     assert [gpu.peak_flops(dtype) for dtype in DTYPES] == [1e15, 2e15, 2e15, 4e15, 1e15]
-    assert GemmShape.of("fp8", m=1, n=1, k=2**20).arithmetic_s(gpu) == 2**21 / 2e15
+    assert GemmShape(format="fp8", m=1, n=1, k=2**20).arithmetic_s(gpu) == 2**21 / 2e15
 
 
 def test_a_gpu_without_them_is_warned_about() -> None:

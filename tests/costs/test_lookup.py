@@ -116,9 +116,7 @@ def test_coordinates_keep_the_roofline_of_the_whole_shape(kind: Kind) -> None:
 
 def attention(kind: Kind) -> AttentionShape:
     q_len = 512 if kind == "attention_prefill" else 1
-    return AttentionShape(
-        kernel="flash", batch=4, q_len=q_len, kv_len=512, heads=16, kv_heads=2, head_dim=128, element_bytes=2
-    )
+    return AttentionShape(kernel="flash", batch=4, q_len=q_len, kv_len=512, heads=16, kv_heads=2, head_dim=128)
 
 
 def test_error_statistics() -> None:

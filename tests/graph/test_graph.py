@@ -250,9 +250,7 @@ def test_flash_reads_the_live_context_and_math_the_whole_cache() -> None:
 
 
 def test_math_attention_moves_scores_and_reads_every_head() -> None:
-    flash = AttentionShape(
-        kernel="flash", batch=2, q_len=1, kv_len=1536, heads=8, kv_heads=1, head_dim=128, element_bytes=2
-    )
+    flash = AttentionShape(kernel="flash", batch=2, q_len=1, kv_len=1536, heads=8, kv_heads=1, head_dim=128)
     math = dataclasses.replace(flash, kernel="math")
     cache = 2 * 2 * 1536 * 128 * 2
     assert flash.moved_bytes == cache + 2 * 2 * 8 * 128 * 2

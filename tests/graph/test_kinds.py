@@ -90,7 +90,7 @@ def test_a_window_bounds_the_cache() -> None:
 
 @pytest.mark.parametrize(("q_len", "kv_len", "window"), [(1, 500, 128), (1, 50, 128), (300, 300, 128), (40, 200, 128)])
 def test_tokens_in_a_window(q_len: int, kv_len: int, window: int) -> None:
-    sizes = {"batch": 1, "heads": 1, "kv_heads": 1, "head_dim": 64, "element_bytes": 2}
+    sizes = {"batch": 1, "heads": 1, "kv_heads": 1, "head_dim": 64}
     shape = AttentionShape(kernel="flash", q_len=q_len, kv_len=kv_len, window=window, **sizes)  # type: ignore[arg-type]
     seen = [min(position, window) for position in range(kv_len - q_len + 1, kv_len + 1)]
     assert shape.attended == pytest.approx(sum(seen) / q_len)

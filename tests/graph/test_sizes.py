@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ladder_sim import Scenario, predict
+from ladder_sim.closed_loop.step import simulate_requests
 from ladder_sim.costs.memory import memory_use, total_bytes
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.pass_kernels import PassKernels
@@ -15,7 +16,7 @@ from ladder_sim.graph.rank import PassInputs
 from ladder_sim.graph.techniques.forms import form, rewrites_of
 from ladder_sim.kernels import Phase, Sizes
 from ladder_sim.prediction import resolve_profile
-from ladder_sim.simulate.request import context_counts, decode_contexts, simulate_requests, weighted_contexts
+from ladder_sim.simulate.request import context_counts, decode_contexts, weighted_contexts
 from ladder_sim.specs import catalog
 from tests.support.graphs import build
 from tests.support.scenarios import VARIANTS

@@ -9,8 +9,7 @@ from tests.support.shapes import mla_shape, moe_shape
 
 def test_one_expert_that_every_token_takes_is_a_dense_feed_forward() -> None:
     moe = moe_shape(tokens=7, hidden=64, width=160, experts=1, top_k=1)
-    widths = {"weight_element_bytes": 2, "input_element_bytes": 2, "output_element_bytes": 2}
-    gate_up, down = GemmShape(m=7, n=320, k=64, **widths), GemmShape(m=7, n=64, k=160, **widths)
+    gate_up, down = GemmShape(m=7, n=320, k=64), GemmShape(m=7, n=64, k=160)
     assert moe.flops == gate_up.flops + down.flops
     # but for the input of the second
     assert moe.moved_bytes == gate_up.moved_bytes + down.moved_bytes
@@ -23,10 +22,11 @@ def test_splitting_experts_or_their_width_divides_the_work() -> None:
 
 
 def test_few_tokens_read_few_experts() -> None:
-    one, all_of_them = moe_shape(tokens=1), moe_shape(tokens=100_000, input_element_bytes=0, output_element_bytes=0)
-    expert_bytes = 3 * one.hidden * one.width * one.weight_element_bytes
+    one, many, twice = (moe_shape(tokens=tokens) for tokens in (1, 100_000, 200_000))
+    expert_bytes = 3 * one.hidden * one.width * one.operands.weight_bytes
     assert one.moved_bytes == pytest.approx(8 * expert_bytes, rel=0.01)
-    assert all_of_them.moved_bytes == pytest.approx(256 * expert_bytes)
+    # activations grow with the tokens, weights do not
+    assert 2 * many.moved_bytes - twice.moved_bytes == pytest.approx(256 * expert_bytes)
 
 
 def test_decode_reads_one_latent_vector_per_token_whatever_the_heads() -> None:

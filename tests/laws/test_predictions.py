@@ -154,7 +154,7 @@ def _least_read_bytes(op: Op) -> float:
         weight = np.arange(1.0, shape.experts + 1.0) ** -power
         chance = np.minimum(1.0, shape.top_k * weight / weight.sum())
         taken = float((1.0 - (1.0 - chance) ** shape.tokens).sum()) / shape.ep
-        return taken * 3.0 * shape.hidden * shape.width / shape.expert_tp * shape.weight_element_bytes
+        return taken * 3.0 * shape.hidden * shape.width / shape.expert_tp * shape.operands.weight_bytes
     return float(shape.work.stored_bytes)
 
 

@@ -133,7 +133,6 @@ def test_math_attention(batch: int, prompt: int) -> None:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=dim,
-        element_bytes=2,
     )
     scenario = Scenario(model="70b", tp=8, batch=batch)
     profile = resolve_profile(scenario, "h100-sxm")
@@ -175,7 +174,7 @@ def test_the_slowest_of_some_ranks() -> None:
 @pytest.mark.parametrize("held", [1, 16, 40])
 def test_what_a_kernel_loses_with_its_sms(held: int) -> None:
     overlap, other = OverlapParameters(), ElementwiseShape(moved_bytes=1e6)
-    gemm = GemmShape(m=64, n=7168, k=8192, weight_element_bytes=2, input_element_bytes=2, output_element_bytes=2)
+    gemm = GemmShape(m=64, n=7168, k=8192)
     for shape, m, a, lost in (
         (other, 0.0, 0.0, 0.5),
         (gemm, 0.9, 0.0, 0.5),
@@ -261,9 +260,6 @@ def test_an_all_reduce_next_to_the_gate_and_up_projection(label: str, scenario: 
         m=batch,
         n=2 * model.intermediate // tp,
         k=model.hidden,
-        weight_element_bytes=2,
-        input_element_bytes=2,
-        output_element_bytes=2,
     )
     message = CollectiveShape(message_bytes=2 * batch * model.hidden, group="tensor")
     reduced, kernel = costs.estimates(

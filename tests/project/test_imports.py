@@ -53,7 +53,7 @@ STACK_FIT_INTERNAL = (
     *FITTING_INTERNAL,
     *(
         f"ladder_sim.{name}"
-        for name in ("confidence", "simulate", "prediction", "validation", "answer", "display", "report")
+        for name in ("confidence", "closed_loop", "simulate", "prediction", "validation", "answer", "display", "report")
     ),
 )
 

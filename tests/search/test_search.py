@@ -125,7 +125,7 @@ def test_the_best_loses_no_more_than_is_accepted(tmp_path: Path) -> None:
     space = read_space(tmp_path / "space.toml")
     scenario = Scenario(model=SIX, tp=8, cluster="l40s-pcie", gen=32)
     found = search(scenario, space)
-    assert [(each.variant, each.known and each.known[1]) for each in found.known] == [
+    assert [(each.variant, each.loss and each.loss[1]) for each in found.known] == [
         ("hybrid-ladder:2", 0.0),
         ("hybrid-ladder:4", 1.0),
         ("ladder", 4.0),
@@ -137,7 +137,7 @@ def test_the_best_loses_no_more_than_is_accepted(tmp_path: Path) -> None:
     # nothing that is known is accepted
     unknown = search(scenario, replace(space, most_lost=-1.0)).best
     assert unknown is not None
-    assert unknown.known is None
+    assert unknown.loss is None
     assert "its quality is unknown" in search(scenario, replace(space, most_lost=-1.0)).summary
 
 

@@ -6,7 +6,7 @@ from typing import get_args
 from ladder_sim.analysis.advice import Objective
 from ladder_sim.analysis.sensitivity import Response
 from ladder_sim.cli.catalog import LISTS
-from ladder_sim.closed_loop.load import Load
+from ladder_sim.closed_loop.loop import Load
 from ladder_sim.confidence.errors import UNCHECKED
 from ladder_sim.display.document import SCHEMA
 from ladder_sim.hf.quantization import DType

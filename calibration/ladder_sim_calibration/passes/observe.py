@@ -227,10 +227,12 @@ def _observe(experiment: Experiment, comm: Communicator) -> Observations:
     torch.set_num_threads(experiment.threads)
     testbed = Testbed(experiment.scenario, comm)
     emulated: Mapping[str, Curve] = {}
-    links: dict[str, Communicator] = {REAL_LINK: comm}
-    if comm.name != REAL_LINK:
+    links: dict[str, Communicator] = {REAL_LINK: comm} if comm.name == REAL_LINK else {}
+    if not links:
         emulated = _emulated_links(testbed, experiment)
-        links = {name: EmulatedLink(comm.size, _latencies(curve)) for name, curve in emulated.items()}
+        for name, curve in emulated.items():
+            latencies = LatencyTable(list(zip(curve.size_bytes.tolist(), curve.seconds.tolist(), strict=True)))
+            links[name] = EmulatedLink(comm.size, latencies)
     observed = Observations(
         scenario=experiment.scenario,
         links=tuple(links),
@@ -341,10 +343,6 @@ def _all_reduce(scenario: Scenario, pass_s: Mapping[Phase, float], share: float)
         latencies_s |= {message_bytes(op): each_s for op in messages}
     sizes = sorted(latencies_s)
     return Curve(size_bytes=np.array(sizes), seconds=np.array([latencies_s[size] for size in sizes]))
-
-
-def _latencies(curve: Curve) -> LatencyTable:
-    return LatencyTable(list(zip(curve.size_bytes.tolist(), curve.seconds.tolist(), strict=True)))
 
 
 # rounds of measurements whose medians are taken

@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
 from scipy.optimize import least_squares
 
+from ladder_sim.closed_loop.step import simulate_requests
 from ladder_sim.confidence.runs import ROW_LOG_SD, SHARED_LOG_SD
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import UsageError
-from ladder_sim.simulate.request import simulate_requests
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.validation.dataset import PASSES, TIMES, Configuration, Measurement
 

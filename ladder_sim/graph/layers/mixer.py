@@ -7,16 +7,17 @@ linear layer of rows, whose sum ends the block. A layer of rows before that is s
 from collections.abc import Sequence
 
 from ladder_sim.graph.block import NORM, BlockKernels
-from ladder_sim.graph.layers.context import SQUARES_BYTES, attention_shape, chosen, in_context
+from ladder_sim.graph.layers.attention import attention_shape, chosen, in_context, reduce_squares
+from ladder_sim.hf.attention import rank_heads
 from ladder_sim.hf.mixer import Attend, Linear, Mixer, State
-from ladder_sim.kernels import STATE_BYTES, CollectiveShape, ConvolutionShape, SparseShape, StateShape
+from ladder_sim.kernels import STATE_BYTES, ConvolutionShape, SparseShape, StateShape
 
 # tokens of a prompt after which its state is written, to be read by the kernel that makes the output (chunk_size of
 # flash-linear-attention's gated delta rule; Mamba 2 has 128 or 256)
 CHUNK_TOKENS = 64
 
 
-def add(block: BlockKernels, kind: Mixer, prefix: str = "", *, reduces: bool) -> int:
+def add_mixer(block: BlockKernels, kind: Mixer, prefix: str = "", *, reduces: bool) -> int:
     """Add a mixer's kernels, with exchanges between ranks if it `reduces`; return its output's position."""
     rank = block.rank
     qkv, after = rank.format("qkv", kind), [NORM]
@@ -29,8 +30,7 @@ def add(block: BlockKernels, kind: Mixer, prefix: str = "", *, reduces: bool) ->
             message = float(rank.tokens) * n * STATE_BYTES
             after = [block.collective(f"{name}_all_reduce", "all_reduce", message, after)]
     if kind.joint_norms and rank.tp > 1 and reduces:
-        squares = CollectiveShape(message_bytes=float(rank.tokens) * 2 * SQUARES_BYTES, own_type=True)
-        after = [block.op(f"{prefix}qk_all_reduce", "all_reduce", squares, after)]
+        after = [reduce_squares(block, prefix, after)]
     for number, width in enumerate(kind.norms, 1):
         moved = 2.0 * rank.tokens * (width / rank.tp) * STATE_BYTES
         after = [block.elementwise(f"{prefix}norm{number}", "norm", moved, after)]
@@ -86,7 +86,7 @@ def _state(block: BlockKernels, kind: Mixer, core: State, name: str, after: Sequ
 
 def _attend(block: BlockKernels, core: Attend, name: str, after: Sequence[int], weights: float) -> list[int]:
     rank = block.rank
-    heads, kv_heads = core.rank_heads(rank.tp)
+    heads, kv_heads = rank_heads(core.heads, core.kv_heads, rank.tp)
     width = heads * core.key_dim + kv_heads * (core.key_dim + core.value_dim)
     # with the cache write
     after = [block.elementwise(f"{name}_rope", "rope", 2.0 * rank.tokens * width * STATE_BYTES, after, weights)]

@@ -42,19 +42,16 @@ def _reduced(inputs: PassInputs, phase: Phase, tokens: Count) -> Any:
     return tokens / np.where(token_split.applies(inputs, phase, tokens), parts, 1) if parts > 1 else tokens
 
 
-def _fuses_itself(inputs: PassInputs, phase: Phase, tokens: Count) -> Any:
-    return inputs.fuses_norm(_reduced(inputs, phase, tokens))
-
-
-def _quantizes(inputs: PassInputs, phase: Phase, tokens: Count) -> Any:
-    return quantized_allreduce.applies(inputs, _reduced(inputs, phase, tokens))
-
-
 # in the order in which they are applied: what is quantised is not fused
 REWRITES: Mapping[str, Rewrite] = {
-    "quantized-allreduce": Rewrite(_quantizes, quantized_allreduce.rewrite),
+    "quantized-allreduce": Rewrite(
+        lambda inputs, *size: quantized_allreduce.applies(inputs, _reduced(inputs, *size)), quantized_allreduce.rewrite
+    ),
     # what an engine fuses by itself
-    "own-fused-norm": Rewrite(_fuses_itself, lambda layout, _: fused_norm.rewrite(layout, at_once=True)),
+    "own-fused-norm": Rewrite(
+        lambda inputs, *size: inputs.fuses_norm(_reduced(inputs, *size)),
+        lambda layout, _: fused_norm.rewrite(layout, at_once=True),
+    ),
     "fused-norm": Rewrite(_always, lambda layout, _: fused_norm.rewrite(layout)),
     "weight-prefetch": Rewrite(weight_prefetch.applies, lambda layout, _: weight_prefetch.rewrite(layout)),
     "sequence-parallel": Rewrite(_always, lambda layout, _: layout),

@@ -37,8 +37,6 @@ class Answer:
     """Number of blocks of the KV cache that the request holds; while it decodes, when it began to."""
     named: list[Hashable] = field(default_factory=list)
     """Names of the first of these blocks; None: what the block holds has no name, or another block has it."""
-    admitted: int = 0
-    """Requests that were admitted before it."""
     computed: int = 0
     """Tokens of its prompt in the KV cache, or on their way there."""
     base: int = 0

@@ -137,7 +137,7 @@ class Scheduler:
 
         # admitted and not yet answered, in that order
         self.running: dict[Answer, None] = {}
-        self.admissions = self.preemptions = 0
+        self.preemptions = 0
 
         # the one whose prompt goes on, if any: the last of them, because it took all tokens that were left
         self._prompt: Answer | None = None
@@ -309,7 +309,6 @@ class Scheduler:
             self._take(answer, blocks.needed(kept) - len(cached))
         if not answer.received:
             answer.reused += computed
-        answer.admitted, self.admissions = self.admissions, self.admissions + 1
         self.running[answer] = None
         return self._run(answer, tokens, padding)
 

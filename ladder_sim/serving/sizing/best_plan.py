@@ -125,10 +125,6 @@ class Candidates(NamedTuple):
     problem: LadderSimError | None
     """Error of the first of these."""
 
-    def first(self, variant: str) -> Candidate:
-        """Return the plan that needs the fewest GPUs by predictions alone."""
-        return self.ordered(variant)[0]
-
     def ordered(self, variant: str) -> list[Candidate]:
         """Return the plans in the order in which they are simulated: those without predictions last."""
         return sorted(self.able, key=lambda each: (each.service.prefill is not None, each.estimates[variant].order))

@@ -115,7 +115,7 @@ def _first_answer(possible: Candidates, names: Sequence[str]) -> str:
     """Return what predictions alone say, as a sentence."""
     parts = []
     for name in names:
-        service, estimates = possible.first(name)
+        service, estimates = possible.ordered(name)[0]
         likely = estimates[name].likely
         parts.append(f"{name} {f'{likely:.0f} GPUs of {service.plans}' if math.isfinite(likely) else 'no number'}")
     return f"by predictions alone: {', '.join(parts)}"
@@ -190,7 +190,9 @@ def _end(search: Search, limits: Sequence[float], spread: float, widths: Widths,
 
     Their spread counts as a further error of steps, of the size that moves the limit as far.
     """
-    case = _case(widths, sign)
+    # a first token may be off by more than its steps
+    later = math.exp(sign * max(0.0, widths.ttft - widths.rate))
+    case = Case(slower=math.exp(sign * widths.rate), later=later)
     limit = search.limit(case, near=limits[0] / case.slower)[0] if search.possible(case) else 0.0
     if not limit:
         return _NEVER
@@ -199,11 +201,6 @@ def _end(search: Search, limits: Sequence[float], spread: float, widths: Widths,
     end = _mean(limits) * math.exp(-sign * wider * move)
     sizes = search.fewest(end, replace(case, slower=case.slower**wider))
     return _End(float(search.service.gpus(sizes)) if sizes else math.inf, end)
-
-
-def _case(widths: Widths, sign: int) -> Case:
-    """Return the case of slower (1) or faster (-1) steps; a first token may be off by more than its steps."""
-    return Case(slower=math.exp(sign * widths.rate), later=math.exp(sign * max(0.0, widths.ttft - widths.rate)))
 
 
 def _mean(limits: Sequence[float]) -> float:

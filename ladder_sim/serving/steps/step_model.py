@@ -86,14 +86,10 @@ class StepModel:
 
     def changes(self, phase: Phase, most: int) -> Floats:
         """Return the tokens of steps between which the form changes: last of one and first of the next, to `most`."""
-        tokens = np.arange(1.0, most + 1.0)
-        forms = self._forms(phase, tokens)
+        tokens: Any = np.arange(1.0, most + 1.0)
+        forms = form(PassInputs.of(self.scenario), phase, tokens)
         last = tokens[:-1][forms[1:] != forms[:-1]]
         return np.concatenate([last, last + 1.0])
-
-    def _forms(self, phase: Phase, tokens: Any) -> NDArray[np.int_]:
-        forms: NDArray[np.int_] = form(PassInputs.of(self.scenario), phase, tokens)
-        return forms
 
     def _each(
         self,
@@ -105,7 +101,7 @@ class StepModel:
         """Evaluate `measure` on every step; steps of one form are evaluated together."""
         count = len(steps.decoding)
         tokens: Any = steps.decoding + steps.chunk
-        forms = self._forms("mixed" if np.any(steps.prompts) else "decode", tokens)
+        forms = form(PassInputs.of(self.scenario), "mixed" if np.any(steps.prompts) else "decode", tokens)
         measured: dict[int, Floats] = defaultdict(lambda: np.empty(count))
         for alike in np.unique(forms):
             rows = np.flatnonzero(forms == alike)
@@ -144,7 +140,7 @@ def _kernels(forward: ForwardPass) -> tuple[Number, ...]:
         counts[role] += count
     return tuple(
         sum((count * durations_s[role] for role, count in counts.items() if belongs(ops[role])), start=0.0)
-        for belongs in (_decodes, _runs_prompts, _per_sequence)
+        for belongs in (_decodes, _runs_prompts, lambda op: op.kind == "lm_head" or op.shape.per_sequence)
     )
 
 
@@ -155,10 +151,6 @@ def _runs_prompts(op: Op) -> bool:
 
 def _decodes(op: Op) -> bool:
     return op.kind in ("attention", "bmm") and not _runs_prompts(op)
-
-
-def _per_sequence(op: Op) -> bool:
-    return op.kind == "lm_head" or op.shape.per_sequence
 
 
 class _WithAttention:

@@ -182,7 +182,11 @@ class StepTimes:
         UsageError
             The stack runs static batches only.
         """
-        _check(scenario)
+        if not scenario.stack.serves:
+            raise UsageError(
+                f"stack '{scenario.stack.name}' runs static batches only: its steps take no mix of requests",
+                hint="take one that batches continuously, e.g. --stack vllm",
+            )
         (name,) = canonical_names(variant or scenario.variant)
         parse(name).check(scenario.model.layers)
         measured = resolve_profile(scenario, profile)
@@ -420,14 +424,6 @@ def _check_tokens(name: str, tokens: Sequence[int], least: int, most: int) -> No
     for number in (min(tokens), max(tokens)):
         if not least <= number <= most:
             raise UsageError(f"{name}: {number}: must be {least} to {most}", hint=_LARGER)
-
-
-def _check(scenario: Scenario) -> None:
-    if not scenario.stack.serves:
-        raise UsageError(
-            f"stack '{scenario.stack.name}' runs static batches only: its steps take no mix of requests",
-            hint="take one that batches continuously, e.g. --stack vllm",
-        )
 
 
 # the oldest files beyond so many are deleted: half a gigabyte

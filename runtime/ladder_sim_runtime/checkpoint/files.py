@@ -7,7 +7,7 @@ checkpoint before memory is allocated. Tensors are memory-mapped: a rank reads i
 import json
 import re
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -79,7 +79,8 @@ class Checkpoint:
         stored = _read_headers(folder)
         shapes = tensor_shapes(shape)
         # by their names in the files
-        names = {mixtral_name(name) if _is_mixtral(stored) else name: name for name in shapes}
+        is_mixtral = any(".block_sparse_moe." in name for name in stored)
+        names = {mixtral_name(name) if is_mixtral else name: name for name in shapes}
         after = range(shape.layers, shape.layers + fields.further_layers())
         spare = tuple(f"model.layers.{index}." for index in after)
         misfits = list(_misfits({name: shapes[ours] for name, ours in names.items()}, stored, spare))
@@ -151,11 +152,6 @@ def _open(file: Path, framework: Literal["np", "pt"]) -> Any:
         return safe_open(file, framework)
     except (SafetensorError, OSError) as error:
         raise UsageError(f"{file}: {error}", hint="truncated? download it again") from None
-
-
-def _is_mixtral(names: Collection[str]) -> bool:
-    """Whether tensors have Mixtral's names."""
-    return any(".block_sparse_moe." in name for name in names)
 
 
 def _misfits(shapes: Mapping[str, Shape], tensors: Mapping[str, Stored], spare: tuple[str, ...]) -> Iterator[str]:

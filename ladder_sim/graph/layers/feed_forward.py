@@ -1,4 +1,4 @@
-"""A mixture of experts on one rank: router, routed experts, and shared ones.
+"""A multi-layer perceptron on one rank, or a mixture of experts: router, routed experts, and shared ones.
 
 Routed experts are spread over all ranks of a stage. Where these share attention, each of them has every token, runs the
 experts that it holds, and the block ends in an all-reduce, as an MLP (vLLM 0.32.0, fused_moe/layer.py). Where ranks
@@ -11,18 +11,35 @@ combine may overlap the next block.
 from typing import Literal
 
 from ladder_sim.graph.block import NORM, BlockKernels
-from ladder_sim.graph.layers import mlp
 from ladder_sim.graph.ops import CollectiveKind
-from ladder_sim.hf.feed_forward import Moe
-from ladder_sim.kernels import STATE_BYTES, CollectiveShape, MoeShape, operands
+from ladder_sim.hf.feed_forward import Dense, Moe
+from ladder_sim.kernels import STATE_BYTES, CollectiveShape, MoeShape
 from ladder_sim.specs.workload import FORMATS
 
 # a router's score, 32-bit
 SCORE_BYTES = 4
 
 
-def add(block: BlockKernels, kind: Moe, prefix: str = "", *, reduces: bool) -> int:
-    """Add the kernels, with exchanges between ranks if the block `reduces`; return its output's position."""
+def add_mlp(block: BlockKernels, kind: Dense, prefix: str = "", *, reduces: bool) -> int:
+    """Add a perceptron, which exchanges nothing between ranks; return the output's position."""
+    width = kind.up_width // block.rank.tp
+    bias = width if kind.bias else 0
+    up = block.linear(f"{prefix}up", width, kind.hidden, [NORM], format=block.rank.format("mlp", kind), bias=bias)
+    return down(block, kind, up, prefix)
+
+
+def down(block: BlockKernels, kind: Dense, up: int, prefix: str = "") -> int:
+    """Add the kernels from the first projection's output to the second's; return the position of that."""
+    rank = block.rank
+    width, hidden = kind.width // rank.tp, kind.hidden
+    moved = float(rank.tokens) * (kind.up_width // rank.tp + width) * STATE_BYTES
+    activation = block.elementwise(f"{prefix}activation", "activation", moved, [up])
+    bias = hidden if kind.bias else 0
+    return block.linear(f"{prefix}down", hidden, width, [activation], format=rank.format("mlp", kind), bias=bias)
+
+
+def add_moe(block: BlockKernels, kind: Moe, prefix: str = "", *, reduces: bool) -> int:
+    """Add experts, with exchanges between ranks if the block `reduces`; return the output's position."""
     rank, gathers = block.rank, block.rank.plan.attention_dp > 1 and reduces
     needed = _router(block, kind, prefix)
     if kind.hidden:
@@ -41,7 +58,7 @@ def add(block: BlockKernels, kind: Moe, prefix: str = "", *, reduces: bool) -> i
     if kind.shared is None:
         return output
     block.next_to = routed if rank.phase == "decode" and rank.stack.shared_expert_stream else NORM
-    shared = mlp.add(block, kind.shared, f"{prefix}shared.", reduces=reduces)
+    shared = add_mlp(block, kind.shared, f"{prefix}shared.", reduces=reduces)
     block.next_to = NORM
     if ends_in_combine:
         # what other ranks send may be waited for later
@@ -87,7 +104,7 @@ def _routed(block: BlockKernels, kind: Moe, prefix: str, needed: int) -> int:
         expert_tp=plan.expert_tp,
         ep=plan.ep,
         imbalance=rank.loads.tabled,
-        **operands(own),
+        format=own.name,
     )
     weights = held * ((ups + 1) * float(expert.hidden) * width * own.weight_bytes + biases * STATE_BYTES)
     return block.op(f"{prefix}experts", "experts", shape, [needed], weights=weights)
