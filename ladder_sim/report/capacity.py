@@ -274,12 +274,13 @@ def _asked(need: Capacity) -> str:
 
 
 def _remarks(need: Capacity) -> Iterator[Remark]:
-    if reason := _reason(need):
-        yield Remark("why", reason)
     able = [name for name in _compared(need) if need[name].need.replicas]
+    # where a price was given its answer is asked for
     prices = {name: _price(_row(need, name)) for name in able}
     if texts := {name: text for name, text in prices.items() if text}:
         yield Remark("cost", cost_text(texts))
+    if reason := _reason(need):
+        yield Remark("why", reason)
     if confidences := [each.confidence for each in need.values() if each.confidence]:
         yield Remark("evidence", evidence_of(need, confidences))
     if other := _instead(need):
