@@ -242,7 +242,8 @@ def versus(
         from ladder_sim.serving import SLO, Lengths, Traffic
 
         bounds = SLO.parse(slo)
-    scenario = scenario_at(asked.point("technique"))
+    # requests of a rate are in flight
+    scenario = scenario_at({**({"stack": "vllm"} if bounds else {}), **asked.point("technique")})
     how = asked.how("ignore_memory")
     options = asked.variants or None, flags.split_names(technique) or None
     result = compare(scenario, *options, every=map_ is not None, **how)

@@ -281,7 +281,7 @@ def _reason(served: Served) -> str:
     names, load, first = _compared(served), served.load, served[served.first].outcome
     crowds = {name: number_text(served[name].outcome.in_flight) for name in names}
     waiting, count = first.queued[1], len(first.answers)
-    queue = f" When the last comes, {waiting} of {count} wait for room." if waiting > 1 else ""
+    queue = f" When the last comes, {waiting} of {count} wait to be admitted." if waiting > 1 else ""
     if len(names) == 1:
         return f"On average {crowds[names[0]]} requests are in flight.{queue}"
     if isinstance(load, Traffic) and not load.rate:
