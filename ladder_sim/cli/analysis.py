@@ -242,7 +242,8 @@ def versus(
         from ladder_sim.serving import SLO, Lengths, Traffic
 
         bounds = SLO.parse(slo)
-    scenario = scenario_at(asked.point("technique"))
+    # requests of a rate are in flight
+    scenario = scenario_at({**({"stack": "vllm"} if bounds else {}), **asked.point("technique")})
     how = asked.how("ignore_memory")
     options = asked.variants or None, flags.split_names(technique) or None
     result = compare(scenario, *options, every=map_ is not None, **how)
@@ -269,8 +270,10 @@ def _search(asked: flags.Asked, output: Output, space: Path, written: Path | Non
     from ladder_sim.specs.techniques import Techniques
     from ladder_sim.sweeps.grid import scenario_at
     from ladder_sim.system.progress import Progress
-    from ladder_sim.wirings.names import parse
+    from ladder_sim.wirings.names import is_file, parse
 
+    if written is not None and not is_file(str(written)):
+        raise UsageError(f"--write '{written}': must end in .toml", hint=f"--variant reads {written.stem}.toml")
     scenario = scenario_at(asked.point("technique")).having(techniques=Techniques.of(techniques))
     with Progress(1, "wirings") as progress:
         found = search(scenario, read_space(space), watch=progress, **asked.how("ignore_memory"))

@@ -331,7 +331,7 @@ class Asked:
         }
         asked_settings = [*(context.params["set_"] or [])]
         cautions: Sequence[str] = ()
-        if line := context.params.get("as_"):
+        if (line := context.params.get("as_")) is not None:
             command = read_server_command(line)
             started = _started(command, ranged=ranged)
             arguments = {**{name: value for name, value in started.items() if name not in left_out}, **arguments}

@@ -227,7 +227,18 @@ def model_name(text: str) -> str:
 
 
 def model_text(shape: ModelSpec) -> str:
-    """Return a model's shape as a link holds it: one JSON object."""
+    """Return a model's shape as a link holds it: one JSON object.
+
+    Raises
+    ------
+    UsageError
+        Its config lists kinds of blocks as data, which a link cannot hold.
+    """
+    if shape.block_kinds:
+        raise UsageError(
+            f"'{shape.name}' has kinds of blocks that the page's link cannot hold",
+            hint="`ladder-sim predict --model config.json` predicts it",
+        )
     return json.dumps(model_fields(shape), separators=(",", ":"))
 
 
@@ -377,7 +388,7 @@ def _field_text(value: Any) -> str:
     if isinstance(value, tuple):
         return ",".join(value)
     # a switch stands in a link only if it is not at its default
-    return "1" if isinstance(value, bool) else str(value).removesuffix(".0")
+    return "1" if isinstance(value, bool) else str(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 _ARGUMENTS = {argument.key: argument for argument in ARGUMENTS.values()}

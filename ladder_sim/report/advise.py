@@ -12,7 +12,7 @@ from ladder_sim.confidence import Interval
 from ladder_sim.display.document import Document
 from ladder_sim.display.labels import asked_text, evidence_text, interval_text
 from ladder_sim.prediction import Prediction
-from ladder_sim.report.columns import Column, fields_of, number_text, table_of
+from ladder_sim.report.columns import Column, counted_text, fields_of, number_text, table_of
 from ladder_sim.report.console import WholeTable
 from ladder_sim.report.figures.style import NOW_MARKER, TEXT_COLOUR, error_bars, figure, log_axis, variant_colour
 from ladder_sim.report.prediction import limit_text
@@ -114,8 +114,8 @@ class AdviceReport(Report[Advice]):
         """How many plans there were, and how many options are left."""
         advice = self.answer
         loads = [f"{len(advice.loads)} {'batches' if _static(advice) else 'loads'}"] if len(advice.loads) > 1 else []
-        counts = [_counted(advice.plans, "plan"), *loads, _counted(len(advice.variants), "variant")]
-        return f"searched {' x '.join(counts)}; {_counted(len(advice.options), 'option')} left"
+        counts = [counted_text(advice.plans, "plan"), *loads, counted_text(len(advice.variants), "variant")]
+        return f"searched {' x '.join(counts)}; {counted_text(len(advice.options), 'option')} left"
 
     @property
     def variants(self) -> tuple[str, str]:
@@ -167,11 +167,11 @@ class AdviceReport(Report[Advice]):
         hidden = len({option.plan for option in advice.options}) - len({place.option.plan for place in places})
         return Brief(
             sentence=self.verdict,
-            asked=f"{self.label}; {_counted(advice.plans, 'plan')}",
+            asked=f"{self.label}; {counted_text(advice.plans, 'plan')}",
             table=self.plans(places),
             remarks=[*first, *self._remarks(places)],
             cautions=warnings,
-            more=_counted(hidden, "more plan") if hidden else "",
+            more=counted_text(hidden, "more plan") if hidden else "",
         )
 
     @property
@@ -215,8 +215,8 @@ class AdviceReport(Report[Advice]):
             rates = " against ".join(number_text(each.tokens_per_gpu) for each in (most, best.option))
             yield Remark(
                 "instead",
-                f"{advice.place(most.scenario)} on {_counted(most.plan.gpus, 'GPU')} gives more per GPU: {rates} tok/s "
-                "(--objective tokens_per_gpu).",
+                f"{advice.place(most.scenario)} on {counted_text(most.plan.gpus, 'GPU')} gives more per GPU: {rates} "
+                "tok/s (--objective tokens_per_gpu).",
             )
         yield from (Remark("left out", text) for text in self.left_out())
 
@@ -246,7 +246,7 @@ class AdviceReport(Report[Advice]):
     def left_out(self) -> list[str]:
         """Return sentences on the options that cannot run or exceed a bound, by reason, and on the closest of them."""
         every = (*_not_run(self.answer), *_over_bounds(self.answer))
-        return [f"{_counted(count, 'option')}: {reason}; closest: {closest}." for reason, closest, count in every]
+        return [f"{counted_text(count, 'option')}: {reason}; closest: {closest}." for reason, closest, count in every]
 
     def _row(self, option: Option) -> Row:
         advice, outcome = self.answer, self.answer.outcome(option)
@@ -315,10 +315,6 @@ def _requests(advice: Advice) -> str:
 
 def _label(advice: Advice, option: Option) -> str:
     return f"{option.variant}, {advice.place(option.scenario)}"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' if number != 1 else ''}"
 
 
 def _not_run(advice: Advice) -> Iterator[tuple[str, str, int]]:

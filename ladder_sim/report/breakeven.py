@@ -20,7 +20,7 @@ from ladder_sim.display.labels import (
     scenario_label,
     wiring_label,
 )
-from ladder_sim.report.columns import Column, fields_of, table_of
+from ladder_sim.report.columns import Column, counted_text, fields_of, table_of
 from ladder_sim.report.console import WholeTable
 from ladder_sim.report.figures.style import TEXT_COLOUR, figure, value_axis, variant_colour
 from ladder_sim.report.report import Brief, Remark, Report
@@ -96,7 +96,7 @@ class BreakEvenReport(Report[BreakEven]):
             table=self.table(places[:_SHOWN]),
             remarks=list(self._remarks()),
             cautions=self.notes.warnings,
-            more=f"{hidden} more values" if hidden > 0 else "",
+            more=counted_text(hidden, "more value") if hidden > 0 else "",
         )
 
     def _verdict(self) -> str:

@@ -11,7 +11,7 @@ from rich.text import Text
 from ladder_sim.confidence import Interval
 from ladder_sim.display.document import Document, Notes
 from ladder_sim.display.labels import interval_text, placed_text, wiring_label
-from ladder_sim.report.columns import Column, fields_of, number_text, table_of, times_text
+from ladder_sim.report.columns import Column, counted_text, fields_of, number_text, table_of, times_text
 from ladder_sim.report.console import WholeTable
 from ladder_sim.report.figures.serve import capacity_figure
 from ladder_sim.report.report import WIDTH, Brief, Remark, Report
@@ -152,10 +152,10 @@ class CapacityReport(Report[Capacity]):
         first, *others = need
         names = {first, *sorted(others, key=lambda name: _rank(need[name]))[: _SHOWN - 1]}
         shown = [row for row in self._rows if row.name in names]
-        left = [f"{len(need) - len(names)} more wirings"] if len(need) > len(names) else []
+        left = [counted_text(len(need) - len(names), "more wiring")] if len(need) > len(names) else []
         tried = {tried.plans for each in need.values() for tried in each.tried}
         lost = len(tried - {each.plans for each in need.values()})
-        left += [f"{lost} plan{'s' * (lost > 1)} that lost"] if lost else []
+        left += [f"{counted_text(lost, 'plan')} that lost"] if lost else []
         return Brief(
             sentence=_verdict(need),
             asked=_asked(need),
@@ -274,12 +274,13 @@ def _asked(need: Capacity) -> str:
 
 
 def _remarks(need: Capacity) -> Iterator[Remark]:
-    if reason := _reason(need):
-        yield Remark("why", reason)
     able = [name for name in _compared(need) if need[name].need.replicas]
+    # where a price was given its answer is asked for
     prices = {name: _price(_row(need, name)) for name in able}
     if texts := {name: text for name, text in prices.items() if text}:
         yield Remark("cost", cost_text(texts))
+    if reason := _reason(need):
+        yield Remark("why", reason)
     if confidences := [each.confidence for each in need.values() if each.confidence]:
         yield Remark("evidence", evidence_of(need, confidences))
     if other := _instead(need):
@@ -302,7 +303,7 @@ def _reason(need: Capacity) -> str:
         return f"{carried}; beyond that {beyond}."
     saved = f"{abs(best.saved.value):.0f}" if best.saved.value else "none"
     carries = f"{wiring_label(others[0], sentence=True)} carries {times_text(best.gain)} the rate per GPU"
-    adds = f"{best.plans} adds {best.group_gpus} GPU{'s' * (best.group_gpus > 1)} at a time"
+    adds = f"{best.plans} adds {counted_text(best.group_gpus, 'GPU')} at a time"
     return f"{carries}; {adds}: {saved} {'more' if best.saved.value < 0 else 'saved'}."
 
 

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from ladder_sim.analysis.compare import Candidate, Comparison
 from ladder_sim.display.document import Document, scenario_fields
 from ladder_sim.display.labels import asked_text, evidence_text, wiring_label, workload_label
-from ladder_sim.report.columns import Column, number_text, percent, table_of, times_text
+from ladder_sim.report.columns import Column, counted_text, number_text, percent, table_of, times_text
 from ladder_sim.report.console import WholeTable
 from ladder_sim.report.figures.style import SERIES_COLOURS, error_bars, figure
 from ladder_sim.report.prediction import prediction_fields
@@ -91,7 +91,7 @@ class ComparisonReport(Report[Comparison]):
             table=self.table(),
             remarks=list(self._remarks()),
             cautions=self.notes.warnings,
-            more=f"{hidden} more {self.kind}{'s' * (hidden > 1)}" if hidden > 0 else "",
+            more=counted_text(hidden, f"more {self.kind}") if hidden > 0 else "",
         )
 
     def _verdict(self) -> str:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from ladder_sim.display.document import Document
 from ladder_sim.display.labels import wiring_label
-from ladder_sim.report.columns import Column, cut, percent, table_of
+from ladder_sim.report.columns import Column, counted_text, cut, percent, table_of
 from ladder_sim.report.report import Brief, Remark, Report
 from ladder_sim.report.traces import communication_fields, missing_lines, notes_of, trace_document, trace_figure
 from ladder_sim.traces.summary import VariantTime
@@ -46,7 +46,7 @@ class RewiredReport(Report[Rewired]):
             asked=self._asked(),
             table=table_of(self._columns(), shown) if rows else None,
             remarks=self._remarks() if rows else [],
-            more=f"{hidden} more wirings" if hidden else "",
+            more=counted_text(hidden, "more wiring") if hidden else "",
             cautions=missing_lines(rewired.step, *(time.graph for time in rewired.values())),
         )
 

@@ -8,7 +8,7 @@ from ladder_sim.confidence import Interval
 from ladder_sim.display.document import Document, Notes, scenario_fields
 from ladder_sim.display.labels import asked_text, evidence_text, gain_text, wiring_label
 from ladder_sim.quality.published import quality_of
-from ladder_sim.report.columns import Column, fields_of, percent, table_of
+from ladder_sim.report.columns import Column, counted_text, fields_of, percent, table_of
 from ladder_sim.report.report import WIDTH, Brief, Remark, Report
 from ladder_sim.search.search import Candidate, SearchResult
 from ladder_sim.wirings.names import parse
@@ -46,13 +46,14 @@ class SearchReport(Report[SearchResult]):
     def _brief(self) -> Brief:
         found = self.answer
         rows = [*_spread(found.known), *_spread(found.unknown)]
+        hidden = len(found.known) + len(found.unknown) - len(rows)
         return Brief(
             sentence=self._verdict(),
             asked=asked_text(found.scenario),
             table=table_of(self.columns, rows, width=WIDTH, spare=("TPOT",)) if rows else None,
             remarks=list(self._remarks()),
             cautions=self.notes.warnings,
-            more=f"{len(found.known) + len(found.unknown) - len(rows)} more wirings",
+            more=counted_text(hidden, "more wiring") if hidden else "",
         )
 
     def _verdict(self) -> str:

@@ -11,7 +11,7 @@ from rich.text import Text
 from ladder_sim.confidence import Interval
 from ladder_sim.display.document import Document, Notes
 from ladder_sim.display.labels import interval_text, placed_text, wiring_label
-from ladder_sim.report.columns import ROUGH, Column, fields_of, number_text, table_of, times_text
+from ladder_sim.report.columns import ROUGH, Column, counted_text, fields_of, number_text, table_of, times_text
 from ladder_sim.report.figures.serve import load_figure
 from ladder_sim.report.report import WIDTH, Brief, Remark, Report
 from ladder_sim.report.requests import (
@@ -125,7 +125,7 @@ class ServeReport(Report[Served]):
             table=table_of(SHOWN, list(_lines(served, names)), width=WIDTH, spare=_SPARE),
             remarks=list(_remarks(served)),
             cautions=[*cautions_of(served, self.notes), *_rough(served)],
-            more=f"{left} more wiring{'s' * (left > 1)}" if left else "",
+            more=counted_text(left, "more wiring") if left else "",
         )
 
     def details(self) -> RenderableType:
@@ -207,7 +207,7 @@ def _asked(served: Served) -> str:
     where = f"steps of {served.steps.engine}" if served.steps else placed_text(served.scenario)
     lengths = tokens_label(served.load) + (" tokens" if isinstance(served.load, Traffic) else "")
     count = len(served[served.first].outcome.answers)
-    requests = f"{count} request{'s' * (count > 1)}" + (f" x {served.seeds} seeds" if served.seeds > 1 else "")
+    requests = counted_text(count, "request") + (f" x {served.seeds} seeds" if served.seeds > 1 else "")
     slo = f"; SLO {slo_label(served.slo)}" if served.slo else ""
     return f"{where}{manner_label(served.service)}; {lengths}; {requests}{slo}"
 
@@ -281,7 +281,7 @@ def _reason(served: Served) -> str:
     names, load, first = _compared(served), served.load, served[served.first].outcome
     crowds = {name: number_text(served[name].outcome.in_flight) for name in names}
     waiting, count = first.queued[1], len(first.answers)
-    queue = f" When the last comes, {waiting} of {count} wait for room." if waiting > 1 else ""
+    queue = f" When the last comes, {waiting} of {count} wait to be admitted." if waiting > 1 else ""
     if len(names) == 1:
         return f"On average {crowds[names[0]]} requests are in flight.{queue}"
     if isinstance(load, Traffic) and not load.rate:

@@ -102,7 +102,9 @@ def _gpus(fleet: "Fleet") -> str:
 
 
 def _limit(fleet: "Fleet") -> str:
-    return ", ".join(fleet.need.breaks) + ("" if fleet.need.replicas else " on an idle replica")
+    from ladder_sim.report.capacity import limit_text
+
+    return limit_text(fleet)
 
 
 def _of(name: str) -> Callable[[Row], Any]:

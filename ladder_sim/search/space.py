@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeGuard, get_args
 
 import numpy as np
 
@@ -102,11 +102,13 @@ def _space(table: Mapping[str, Any]) -> Space:
     group, most_lost, choices = table.get("group", 1), table.get("most_lost", math.inf), table.get("choices")
     if type(group) is not int or group < 1:
         raise WiringError(f"group is {group!r}: must be a number of layers", hint="group = 4")
-    if type(most_lost) not in (int, float):
+    if not _is_number(most_lost) or math.isnan(most_lost):
         raise WiringError(f"most_lost is {most_lost!r}: must be a number", hint="most_lost = 0.5")
     if not isinstance(choices, Mapping) or not any(choices.values()):
         raise WiringError("[choices] has no wiring besides standard", hint="ladder = { delay = 1 }")
     for name, rules in choices.items():
+        if not name.strip() or (name == "standard" and rules):
+            raise WiringError(f"choices: {name!r} cannot be a name", hint="standard is what has no rules")
         try:
             check_tables([rules])
         except WiringError as error:
@@ -115,6 +117,8 @@ def _space(table: Mapping[str, Any]) -> Space:
             if key in rules:
                 raise WiringError(f"choices.{name} has '{key}': the search chooses the layers", hint=f"leave out {key}")
     given = table.get("penalty", [])
+    if not isinstance(given, list) or not all(isinstance(each, Mapping) for each in given):
+        raise WiringError("penalty must be tables", hint="[[penalty]]")
     penalties = [_penalty(f"penalty[{number}]", each, choices) for number, each in enumerate(given)]
     if len({each.choice for each in penalties}) < len(penalties):
         raise WiringError("two penalties are of one choice", hint="leave one out")
@@ -132,16 +136,23 @@ def _penalty(where: str, table: Table, choices: Mapping[str, Table]) -> Penalty:
     for key in keys:
         if key not in table:
             raise WiringError(f"{where} has no {key}", hint=f"keys: {', '.join(keys)}")
+        if key not in ("layers", "lost") and not isinstance(table[key], str):
+            raise WiringError(f"{where}.{key} is {table[key]!r}: must be text", hint=f'{key} = "..."')
     if table["choice"] not in choices:
         raise WiringError(f"{where}.choice is {table['choice']!r}: no choice", hint=f"one of {', '.join(choices)}")
     if table["where"] not in get_args(Where):
         raise WiringError(f"{where}.where is {table['where']!r}", hint='"top", "bottom" or "any"')
     layers, lost = table["layers"], table["lost"]
-    ascends = isinstance(layers, list) and layers and sorted(set(layers)) == layers
-    if not ascends or not isinstance(lost, list) or len(layers) != len(lost):
+    ascends = isinstance(layers, list) and all(type(each) is int and each >= 0 for each in layers)
+    known = isinstance(lost, list) and all(_is_number(each) and math.isfinite(each) for each in lost)
+    if not ascends or not known or not layers or sorted(set(layers)) != layers or len(layers) != len(lost):
         hint = "layers = [0, 16]\nlost = [0.0, 0.5]"
-        raise WiringError(f"{where}: layers must ascend, and lost have a number for each", hint=hint)
+        raise WiringError(f"{where}: layers must ascend from 0 or more, and lost have a number for each", hint=hint)
     return Penalty(**{**table, "layers": tuple(layers), "lost": tuple(map(float, lost))})
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _words(at: str | list[int]) -> str:

@@ -19,6 +19,7 @@ from ladder_sim.specs.arguments import SystemFields
 from ladder_sim.specs.legal_plans import legal_plans
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.scenario_warnings import DECISIVE, Caution
 from ladder_sim.specs.settings import Overrides
 from ladder_sim.sweeps.axes import axis
 from ladder_sim.sweeps.price import check_price, token_price
@@ -81,6 +82,9 @@ class Capacity(Answer, Mapping[str, Fleet]):
     def cautions(self) -> tuple[str, ...]:
         """What the reader should know, one sentence each."""
         why = [f"{name}: {text}" for name, each in self.variants.items() for text in each.reasons]
+        if any(each.need.too_few for each in self.variants.values()):
+            few = f"{self.load.requests} requests are few: more are in flight at the limit, and req/s alone is too high"
+            why.append(Caution(f"{few}; raise --requests", DECISIVE))
         return (*why, *filter(None, dict.fromkeys(each.need.outcome.caution for each in self.variants.values())))
 
     @property

@@ -46,8 +46,44 @@ _QUANTIZED = {
 _RENAMED = {"kv-cache-free-gpu-memory-fraction": "free-gpu-memory-fraction"}
 # options without a value that change nothing here: a model may follow them
 _BARE = frozenset(("trust-remote-code", "enable-auto-tool-choice", "enable-metrics", "disable-log-requests"))
-# options that change times and are not read
-_UNREAD = ("speculative", "extra-llm-api-options", "config", "all2all", "enable-torch-compile")
+# beginnings of options that change no times: the others may, and are not read
+_HARMLESS = (
+    *(
+        "allow",
+        "api-",
+        "chat-template",
+        "code-revision",
+        "decode-log",
+        "disable-fastapi",
+        "disable-log",
+        "disable-uvicorn",
+    ),
+    *("dist-init", "download-dir", "enable-auto-tool", "enable-log", "enable-metrics", "enable-request-id"),
+    *(
+        "generation-config",
+        "hf-token",
+        "host",
+        "load-format",
+        "log-",
+        "master-",
+        "max-log",
+        "middleware",
+        "node-rank",
+        "otlp",
+    ),
+    *(
+        "override-generation",
+        "port",
+        "random-seed",
+        "reasoning-parser",
+        "response-role",
+        "revision",
+        "root-path",
+        "seed",
+    ),
+    *("served-model-name", "show-", "skip-server-warmup", "ssl", "tokenizer", "tool", "trust-remote-code", "uvicorn"),
+    "watchdog",
+)
 # options of one or two letters
 _SHORT = {"-tp": "tp", "-pp": "pp", "-dp": "dp", "-ep": "enable-expert-parallel", "-q": "quantization"}
 _BEGINS: Mapping[str, tuple[tuple[str, ...], ...]] = {
@@ -123,7 +159,7 @@ def read_server_command(text: str) -> ServerCommand:
             ignored.append(flag)
             if not equals and name not in _BARE and rest and not rest[0].startswith("-"):
                 rest.pop(0)
-    unread = [flag for flag in ignored if flag.lstrip("-").replace("_", "-").startswith(_UNREAD)]
+    unread = [flag for flag in ignored if not flag.lstrip("-").replace("_", "-").lower().startswith(_HARMLESS)]
     rest = [flag for flag in ignored if flag not in unread]
     return ServerCommand(_arguments(engine, said), settings, *(tuple(dict.fromkeys(each)) for each in (rest, unread)))
 

@@ -249,7 +249,8 @@ def test_points_that_do_not_fit_are_empty(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.slow
 def test_the_leading_options_under_load() -> None:
-    command = ("versus", "--model", "8b", "--tp", "2", "--gen", "32", "--stack", "vllm", "--technique", "none")
+    # without --stack, too: requests that come at a rate need an engine
+    command = ("versus", "--model", "8b", "--tp", "2", "--gen", "32", "--technique", "none")
     load = ("--slo", "tpot_p95=30ms", "--requests", "12", "--seeds", "1", "--rate", "4")
     answer = json.loads(run(*command, "--variant", "ladder", *load, "--json").out)
     assert list(answer["under_load"]) == ["standard", "ladder"]

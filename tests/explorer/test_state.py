@@ -74,6 +74,20 @@ def test_a_link_holds_the_whole_state(state: State) -> None:
     assert State.parse("?" + state.query(), ALLOWLIST) == state
 
 
+def test_a_link_holds_every_profile() -> None:
+    """Regression: a name that ends in ".0" lost that, as a whole number does."""
+    for name in ALLOWLIST.profiles:
+        state = State(arguments=dict(DEFAULTS), profile=name)
+        assert State.parse(state.query(), ALLOWLIST) == state
+
+
+def test_a_model_that_no_link_holds_is_refused() -> None:
+    """Regression: kinds of blocks that a config lists as data ended as a TypeError of json."""
+    refused = run("explore", "--export", "page", "--model", str(DATA / "qwen3_next_layers.json"))
+    assert refused.code == 2
+    assert "has kinds of blocks that the page's link cannot hold" in refused.err
+
+
 def test_a_dropped_model_travels_in_the_link() -> None:
     shape = replace(catalog.model("qwen2.5-7b"), name="my model", source="dropped on the page", ladder_layers=(3, 4))
     state = State(arguments={**DEFAULTS, "model": "my model"}, shape=shape)

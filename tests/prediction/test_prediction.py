@@ -629,11 +629,19 @@ def test_an_upper_bound_in_flight_that_is_none_says_why(fields: dict[str, Any], 
         assert bound.seconds <= ladder.seconds
 
 
-def test_a_wiring_of_ones_own_that_is_a_named_one_is_called_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("rule", "named"),
+    [
+        ("mlp.delay = 1", "parallel, by 64 all-reduces a pass instead of 32"),
+        # as many are not "instead"
+        ("delay = 1", "ladder"),
+    ],
+)
+def test_a_wiring_of_ones_own_that_is_a_named_one_is_called_so(rule: str, named: str, tmp_path: Path) -> None:
     """Regression: nothing said that an MLP that does not wait for its layer's attention is parallel, unfused."""
-    unfused, other = tmp_path / "unfused.toml", tmp_path / "other.toml"
-    unfused.write_text("wiring = 1\n\n[[layers]]\nmlp.delay = 1\n")
+    own, other = tmp_path / "own.toml", tmp_path / "other.toml"
+    own.write_text(f"wiring = 1\n\n[[layers]]\n{rule}\n")
     other.write_text("wiring = 1\n\n[[layers]]\nattention.delay = 1\n")
-    warnings = predict(model="8b", tp=4, variants=[str(unfused), str(other)]).confidence.warnings
+    warnings = predict(model="8b", tp=4, variants=[str(own), str(other)]).confidence.warnings
     (said,) = [text for text in warnings if "same model" in text]
-    assert said == f"{unfused} is the same model as parallel, by 64 all-reduces a pass instead of 32"
+    assert said == f"{own} is the same model as {named}"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ladder_sim import Scenario, predict
+from ladder_sim.report.columns import counted_text
 from ladder_sim.search.search import counted, search
 from ladder_sim.search.space import Chosen, Penalty, Space, read_space
 from ladder_sim.specs import catalog
@@ -178,7 +179,19 @@ def test_the_best_is_written_as_a_wiring_that_others_read(tmp_path: Path) -> Non
         ('choice = "ladder"', 'choice = "lader"', "penalty[0].choice is 'lader': no choice"),
         ('"top"', '"up"', "penalty[0].where is 'up'"),
         ("[2, 4, 6]", "[2, 6, 4]", "penalty[0]: layers must ascend"),
+        ("[2, 4, 6]", "[-2, 4, 6]", "penalty[0]: layers must ascend"),
+        ("[2, 4, 6]", '[2, "b", 6]', "penalty[0]: layers must ascend"),
+        ("[2, 4, 6]", "[0.5, 4, 6]", "penalty[0]: layers must ascend"),
         ('metric = "points"', "", "penalty[0] has no metric"),
+        ('metric = "points"', "metric = 3", "penalty[0].metric is 3: must be text"),
+        ('choice = "ladder"', 'choice = ["ladder"]', "penalty[0].choice is ['ladder']: must be text"),
+        ("[0.0, 1.0, 4.0]", "[0.0, nan, 4.0]", "penalty[0]: layers must ascend"),
+        ("[0.0, 1.0, 4.0]", '[0.0, "a", 4.0]', "penalty[0]: layers must ascend"),
+        ("[[penalty]]", "[penalty]", "penalty must be tables"),
+        (PENALTY, "[[penalty.a]]", "penalty must be tables"),
+        ("group = 2", "most_lost = nan", "most_lost is nan: must be a number"),
+        ("ladder = {", "standard = {", "choices: 'standard' cannot be a name"),
+        ("ladder = {", '"" = {', "choices: '' cannot be a name"),
         ("lost = [0.0, 1.0, 4.0]", "lost = 1.0", "penalty[0]: layers must ascend"),
         ("[[penalty]]", f"{PENALTY}[[penalty]]", "two penalties are of one choice"),
         ("{ delay = 1 }", "{}", ""),
@@ -199,3 +212,12 @@ def test_wrong_files_are_refused(tmp_path: Path, old: str, new: str, message: st
 def test_flags_that_search_does_not_take() -> None:
     assert "--search: finds a wiring alone" in run("versus", "--search", str(EXAMPLE), "--variant", "ladder").err
     assert "--write: there is nothing to write" in run("versus", "--write", "a.toml").err
+    assert "--write 'best': must end in .toml" in run("versus", "--search", str(EXAMPLE), "--write", "best").err
+
+
+def test_what_explain_has_besides_is_counted(tmp_path: Path) -> None:
+    """Regression: "1 more wirings", and "0 more wirings" where nothing is faster."""
+    nothing = tmp_path / "space.toml"
+    nothing.write_text("search = 1\n[choices]\nnothing = { delay = 0 }\n")
+    assert "more wiring" not in run("versus", "--model", "8b", "--gen", "4", "--search", str(nothing)).out
+    assert (counted_text(1, "more wiring"), counted_text(2, "more wiring")) == ("1 more wiring", "2 more wirings")

@@ -227,6 +227,14 @@ def test_slower_steps_may_keep_it_with_no_number_of_replicas() -> None:
 
 
 @pytest.mark.slow
+def test_a_limit_of_too_few_requests_is_said() -> None:
+    """Regression: a single request gave a replica 73,133 requests/s, without a word."""
+    load = {"rate": 4.0, "tp": 8, "seeds": 1, "variants": "standard"}
+    many, one = (search_plans(slo="ttft_p95=500ms", requests=requests, **load).cautions for requests in (300, 1))
+    assert not many
+    assert "raise --requests" in one[0]
+
+
 def test_overload_ends() -> None:
     """A million requests a second: replicas are counted, not simulated."""
     each = fleets(traffic=Traffic(rate=1e6, **LOAD), variants=["ladder"], seeds=1)["ladder"]

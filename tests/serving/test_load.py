@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import re
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -211,7 +212,11 @@ def test_overload_is_said() -> None:
     load = {**LOAD, "requests": 3000}
     given = scenario(overrides={"stack.serving_reserve_bytes": "50GB"})
     assert outcomes(given, Traffic(rate=5.0, **{**load, "requests": 200}), ["standard"])["standard"].stable
-    assert not outcomes(given, Traffic(rate=2000.0, **load), ["standard"])["standard"].stable
+    overloaded = outcomes(given, Traffic(rate=2000.0, **load), ["standard"])["standard"]
+    assert not overloaded.stable
+    # of a few requests two wait for the end of a step, not for room
+    few = outcomes(given, Traffic(rate=20.0, **{**load, "requests": 60}), ["standard"])["standard"]
+    assert [replace(few, queued=queued).stable for queued in ((0, 2), (0, 40))] == [True, False]
 
 
 def test_capacity_is_where_the_promise_breaks() -> None:

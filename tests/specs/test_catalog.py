@@ -283,6 +283,7 @@ def test_a_cluster_names_its_fabric_relative_to_itself(tmp_path: Path, monkeypat
         (FABRIC.replace("nodes = 2\n", ""), "nodes is missing"),
         (FABRIC.replace("nodes = 2\n", "nodes = 1\n"), "nodes is 1: must be a whole number from 2"),
         (FABRIC.replace("ranks_per_node = 8", "ranks_per_node = 0.5"), "ranks_per_node is 0.5"),
+        (FABRIC.replace("ranks_per_node = 8", "ranks_per_node = 9"), "ranks_per_node is 9"),
         (FABRIC.replace("[30.0, 35.0, 4000.0]", "[30.0, 35.0]"), "3 bytes but 2 time_us"),
         (FABRIC.replace("30.0", "0"), "time_us[0] is 0: must be a number above 0"),
         (FABRIC.replace("30.0", "nan"), "time_us[0] is nan"),

@@ -100,5 +100,10 @@ def test_flags_go_before_it_and_what_is_ignored_is_named() -> None:
     for form in ((), ("--json",), ("--explain",)):
         assert unread in run("predict", "--as", drafted, "--concurrency", "8", *form).out
     assert unread in run("predict", "--as", drafted, "--concurrency", "8", "--csv").err
+    # what is not known may change times, too
+    assert read_server_command(f"{line} --num-gpu-blocks-override 100 --host ::").unread == (
+        "--num-gpu-blocks-override",
+    )
+    assert "starts no server that is known" in run("predict", "--as", "").err
     # plans are searched where none is asked for
     assert "20 plans" in run("advise", "--as", "vllm serve Qwen/Qwen3-32B", "--concurrency", "8").out

@@ -89,10 +89,11 @@ def _read(path: Path, written: tuple[int, ...]) -> FabricCurve:
     for key in _KEYS:
         if key not in data:
             raise SpecError(f"{file}: {key} is missing", hint=_HINT)
+    cluster = _cluster(nonempty(data["cluster"], f"{file}: cluster"))
     return FabricCurve(
-        cluster=_cluster(nonempty(data["cluster"], f"{file}: cluster")),
+        cluster=cluster,
         nodes=whole(data["nodes"], f"{file}: nodes", 2, MAX_RANKS),
-        ranks_per_node=whole(data["ranks_per_node"], f"{file}: ranks_per_node", 1, MAX_RANKS),
+        ranks_per_node=whole(data["ranks_per_node"], f"{file}: ranks_per_node", 1, cluster.gpus_per_node),
         curve=_curve(data, file),
         source=nonempty(data["source"], f"{file}: source"),
     )

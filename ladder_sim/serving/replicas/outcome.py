@@ -14,8 +14,8 @@ from ladder_sim.serving.engine.replica import Replica
 from ladder_sim.serving.requests.slo import METRICS, PERCENTILES, SLO, Bound, Metric
 
 # the queue grows without end if, when the last request arrives, it is so many times as long as half-way, and holds such
-# a share of all requests
-_GROWTH, _SHARE = 1.5, 0.02
+# a share of all requests, and more than what waits for the end of a step
+_GROWTH, _SHARE, _FEWEST = 1.5, 0.02, 8
 
 
 # no slots: percentiles are computed once and kept
@@ -83,7 +83,7 @@ class Outcome:
     def stable(self) -> bool:
         """The queue does not grow without end."""
         half, whole = self.queued
-        return whole < _SHARE * len(self.answers) or whole < _GROWTH * half
+        return whole < max(_FEWEST, _SHARE * len(self.answers)) or whole < _GROWTH * half
 
     @property
     def kept(self) -> bool | None:

@@ -72,6 +72,11 @@ class Need:
         """The fewest that keep it, without those that run prompts only; 0: no number does."""
         return self.sizes.serving
 
+    @property
+    def too_few(self) -> bool:
+        """Whether more requests than were simulated would be in flight at the limit, by Little's law."""
+        return self.rate_limit * self.outcome.seconds("e2e") > len(self.outcome.answers)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
