@@ -59,7 +59,7 @@ def test_a_server_adds_to_first_tokens_and_to_nothing_else(stack: str) -> None:
         assert answer.tpot_s == pytest.approx(alone.tpot_s)
         added_s = figures.frontend_s + figures.frontend_steps * alone.tpot_s
         added_s += figures.frontend_token_s * answer.request.prompt
-        assert added_s > 0.001
+        assert added_s > 0.0
         assert answer.ttft_s == pytest.approx(alone.ttft_s + added_s)
 
 
