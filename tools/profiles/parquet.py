@@ -78,7 +78,6 @@ def attention_series(label: str, columns: Columns, kind: str, kv_dtype: str) -> 
         heads=heads[rows],
         kv_heads=kv_heads[rows],
         head_dim=columns["head_dim"][rows],
-        element_bytes=HALF_BYTES,
     )
     return _timed(label, columns, rows, *_point(shape))
 
@@ -124,7 +123,6 @@ def mla_series(label: str, columns: Columns, kind: str, kv_dtype: str) -> Series
         rope=64,
         nope=128,
         value=128,
-        element_bytes=HALF_BYTES,
     )
     return _timed(label, columns, rows, *_point(shape))
 
