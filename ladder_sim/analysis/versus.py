@@ -403,7 +403,7 @@ def versus(
     >>> from ladder_sim import Scenario, versus
     >>> result = versus(Scenario(model="70b", stack="vllm", concurrency=64))
     >>> print(result.best_own.name, f"{result.options['ladder'].gain.value:.2f}")
-    fused-norm + weight-prefetch 1.17
+    fused-norm 1.17
     """
     scenario = scenario_asked(scenario, fields)
     if scenario.plan.ranks == 1:
