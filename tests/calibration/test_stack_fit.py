@@ -356,7 +356,7 @@ def test_the_command_fits_a_users_runs(tmp_path: Path) -> None:
         (("--runs", "nowhere.csv", "--out", "a.json"), "no such file"),
         (("--runs", "ladder-70b", "--out", "no/such/folder.json"), "no such folder"),
         (("--runs", "ladder-70b", "--out", "a.json", "--draws", "1"), "--draws is 1: must be a whole number from 2"),
-        (("--runs", "ladder-70b", "--out", "a.json", "--base", "h100"), "there are h100-sxm"),
+        (("--runs", "ladder-70b", "--out", "a.json", "--base", "h100"), "did you mean 'h100-sxm'"),
     ],
 )
 def test_what_cannot_be_fitted_is_refused_at_once(
