@@ -398,7 +398,10 @@ class Distilling(Trainer):
 def save(trainer: Trainer, folder: Path, dtype: torch.dtype) -> None:
     """Write the result to OUT/model, which is whole or not there."""
     part = folder / "model.part"
-    shutil.rmtree(part, ignore_errors=True)
+    if trainer.is_world_process_zero():
+        shutil.rmtree(part, ignore_errors=True)
+    # no rank may remove what another has begun to write
+    trainer.accelerator.wait_for_everyone()
     if trainer.is_fsdp_enabled:
         trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
     # the Trainer turned it off

@@ -79,6 +79,7 @@ _TITLES = {
     "overlap.max_channels": "Most NCCL channels",
     "overlap.nvls_channels": "NVLS channels",
     "rate": "Requests per second",
+    "l2_bytes": "L2 cache",
     "rank_skew": "Lag of the slowest rank",
 }
 # what the words of a breakdown mean

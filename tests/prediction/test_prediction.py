@@ -478,7 +478,7 @@ def test_rewired_models_are_priced_with_the_all_reduce_of_the_plug_in() -> None:
     for name in ("standard", "upper-bound"):
         assert nccl[name].request_s == own[name].request_s
     (says,) = (text for text in nccl["ladder"].confidence.warnings if "plug-in" in text)
-    assert "NCCL on a side stream" in says
+    assert "rewired models run NCCL" in says
     # where the engine takes NCCL itself, with all-reduces by name, and of standard alone nothing differs
     silent = [
         *(own.values(), predict(Scenario(**served), ["standard"]).values()),
