@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from ladder_sim.closed_loop.step import simulate_requests
 from ladder_sim.confidence.interval import NORMAL_90
-from ladder_sim.costs.hardware import FRONT_END, Hardware, Stack
+from ladder_sim.costs.hardware import FRONT_END, Hardware
 from ladder_sim.costs.profile import CalibrationProfile, Given
 from ladder_sim.des.shared import TINY
 from ladder_sim.errors import UsageError
+from ladder_sim.kernels import Stack
 from ladder_sim.prediction import predict, resolve_profile
 from ladder_sim.specs.arguments import ARGUMENTS, ScenarioFields
 from ladder_sim.specs.scenario import Scenario, scenario_asked
@@ -278,7 +279,7 @@ def responses(
     return now, {name: (values[1:] - values[0]) / STEP for name, values in figures.items()}
 
 
-def _times(stack: Stack, figure: str, factor: Any) -> NDArray[Any]:
+def _times(stack: Stack, figure: str, factor: Any) -> Any:
     """Return a figure of a stack times a factor."""
     own = float(getattr(stack, figure))
     scale = max(own, LEAST_FRONT_END_S) if figure == "frontend_s" else own
