@@ -356,6 +356,26 @@ def test_a_rank_that_waits_for_a_graph_ends_by_itself() -> None:
     assert "--timeout" in ended.stderr
 
 
+# sixteen threads write without a pause, so that the interpreter ends while some are in the store
+ENDING = """
+import datetime, time
+import torch.distributed as dist
+from ladder_sim_runtime.comm import heartbeat
+heartbeat.BEAT_S = 0.0
+store = dist.TCPStore("127.0.0.1", 0, 1, True, timeout=datetime.timedelta(seconds=60))
+beats = [heartbeat.Heartbeat(store, rank, 16) for rank in range(16)]
+time.sleep(0.05)
+"""
+
+
+def test_a_program_that_ends_by_itself_is_not_aborted_by_its_heartbeat() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", ENDING], env={**os.environ, "PYTHONPATH": str(REPO)}, capture_output=True, text=True,
+        timeout=HANG_S,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_a_network_interface_that_there_is_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="GLOO_SOCKET_IFNAME names ib9: this node has no such network interface"):
         connect_as(monkeypatch, 0, 2, GLOO_SOCKET_IFNAME="lo,ib9", **{FOLDER: tmp_path})

@@ -7,6 +7,7 @@ is silent or behind for too long ends the others. Nor does NCCL see those in a g
 long ends them, too.
 """
 
+import atexit
 import os
 import threading
 import time
@@ -66,7 +67,11 @@ class Heartbeat:
         # by rank, and by what it says something of: what, and since when
         self._heard: dict[tuple[int, str], tuple[object, float]] = {}
         self._beat()
-        threading.Thread(target=self._run, daemon=True, name="heartbeat").start()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="heartbeat")
+        self._thread.start()
+        # a thread that the interpreter's end finds within the store aborts the process
+        atexit.register(self._end)
 
     def follow(self, progress: Callable[[], RankProgress]) -> None:
         """Report this from now on."""
@@ -138,8 +143,7 @@ class Heartbeat:
         return None
 
     def _run(self) -> None:
-        while True:
-            time.sleep(BEAT_S)
+        while not self._over.wait(BEAT_S):
             try:
                 self._beat()
                 if self._patience_s is not None and self._beats % round(_LOOK_S / BEAT_S) == 0:
@@ -151,6 +155,10 @@ class Heartbeat:
             except RuntimeError:
                 # the store is gone with its host; the next collective fails and reports it
                 return
+
+    def _end(self) -> None:
+        self._over.set()
+        self._thread.join(_LOOK_S)
 
     def _beat(self) -> None:
         self._beats += 1
