@@ -3,17 +3,92 @@
 As vLLM 0.32.0 keeps it (v1/core/block_pool.py): blocks that nobody uses wait in one queue, from whose front they are
 taken. Those whose contents can be used again go to its back, the last tokens of a request first, so that the least
 recently used ones go first; all others go to its front. Only contents tell blocks apart: those without a name are
-counted.
+counted. Blocks in a row that are used and left together are kept as one run, in a tree of the parts of prompts.
 """
 
+from bisect import insort
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import NamedTuple, Optional
 
 from ladder_sim.serving.engine.answer import Answer
-from ladder_sim.serving.requests.request import Request
 
-# blocks of one request, far more than any has: names of what only it holds are whole numbers
-_MOST = 1 << 32
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """A part of prompts after one beginning: keys and values of a token depend on all tokens before it."""
+
+    parent: Optional["Part"] = None
+    name: Hashable = None
+    """Key of the part in `parent.children`."""
+    children: dict[Hashable, "Part"] = field(default_factory=dict)
+    runs: list["Run"] = field(default_factory=list)
+    """Runs of blocks that hold tokens of the part, in order."""
+
+    def child(self, name: Hashable, *, make: bool) -> Optional["Part"]:
+        """Return the part of that name after this one; None if it is missing and not to `make`."""
+        child = self.children.get(name)
+        if child is None and make:
+            child = self.children[name] = Part(self, name)
+        return child
+
+    def held_to(self, start: int, stop: int) -> int:
+        """Return the first block from `start` on that is missing; at most `stop`."""
+        for run in self.runs:
+            if run.start > start or start >= stop:
+                break
+            start = max(start, run.stop)
+        return min(start, stop)
+
+    def fill(self, start: int, stop: int) -> list["Run"]:
+        """Return runs, now part of this one, of the blocks from `start` to `stop` that were missing."""
+        gaps = []
+        for run in self.runs:
+            if run.start >= stop:
+                break
+            if run.start > start:
+                gaps.append(Run(self, start, run.start, 1))
+            start = max(start, run.stop)
+        if start < stop:
+            gaps.append(Run(self, start, stop, 1))
+        for gap in gaps:
+            insort(self.runs, gap, key=_START)
+        return gaps
+
+    def forget(self, run: "Run") -> None:
+        """Remove a run, and parts of which nothing is left."""
+        self.runs.remove(run)
+        part = self
+        while part.parent and not (part.runs or part.children):
+            del part.parent.children[part.name]
+            part = part.parent
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """Blocks in a row, numbered from the first of the prompt, that the same number of requests use."""
+
+    part: Part | None
+    """Part whose tokens the blocks hold; None: nobody asks for them."""
+    start: int
+    stop: int
+    users: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+_START = attrgetter("start")
+
+
+class Held(NamedTuple):
+    """Blocks of a part that a request uses, or may use."""
+
+    part: Part
+    start: int
+    stop: int
 
 
 class KvBlocks:
@@ -25,52 +100,66 @@ class KvBlocks:
     def __init__(self, count: int, size: int, *, reuse: bool = True) -> None:
         self.count, self.size, self.reuse = count, size, reuse
         # those that nobody uses, and of these the ones in front
-        self.free = self._blank = count
+        self.free = self.blank = count
 
-        # behind those: blocks by name, and numbers of blocks that keep their place though nobody asks for them, named
-        # by numbers below 0
-        self._queue: OrderedDict[Hashable, int] = OrderedDict()
-        self._runs = 0
+        # behind those: runs that nobody uses, of each the last block first
+        self._queue: OrderedDict[Run, None] = OrderedDict()
 
-        # requests that use a block with a name
-        self._users: dict[Hashable, int] = {}
-
-        # numbers of beginnings that requests may share, by that of the one without the last part, and the name of that
-        # part: keys and values of a token depend on all tokens before it
-        self._beginnings: dict[tuple[int, Hashable], int] = {}
+        # below it: by the tokens of a part the first parts of prompts, and by numbers below 0 what one request has alone
+        self._root = Part()
 
     def needed(self, tokens: int) -> int:
         return -(-tokens // self.size)
 
-    def cached(self, answer: Answer) -> list[Hashable]:
+    def cached(self, answer: Answer) -> list[Held]:
         """Return the blocks that hold the beginning of a request; its last token must be computed in any case."""
-        blocks: list[Hashable] = []
-        if self._users or self._queue:
-            for name in self._names(answer, 0, (answer.prompt - 1) // self.size):
-                if name not in self._users and name not in self._queue:
-                    break
-                blocks.append(name)
+        blocks = list[Held]()
+        for part, start, stop in self._parts(answer, 0, (answer.prompt - 1) // self.size):
+            held = part.held_to(start, stop)
+            if held > start:
+                blocks.append(Held(part, start, held))
+            if held < stop:
+                break
         return blocks
 
-    def idle(self, blocks: Sequence[Hashable]) -> int:
-        return sum(name in self._queue for name in blocks)
+    def idle(self, blocks: Sequence[Held]) -> int:
+        """Return how many of some cached blocks nobody uses."""
+        return sum(
+            min(run.stop, stop) - run.start
+            for part, _, stop in blocks
+            for run in part.runs
+            if not run.users and run.start < stop
+        )
 
-    def share(self, blocks: Sequence[Hashable]) -> None:
-        for name in blocks:
-            self.free -= self._queue.pop(name, 0)
-            self._users[name] = self._users.get(name, 0) + 1
+    def share(self, blocks: Sequence[Held]) -> None:
+        for part, _, stop in blocks:
+            for number, run in enumerate(part.runs):
+                if run.start >= stop:
+                    break
+                if run.stop > stop:
+                    # the rest keeps its place in the queue
+                    first = Run(part, run.start, stop, run.users)
+                    run.start = stop
+                    part.runs.insert(number, first)
+                    run = first
+                if not run.users:
+                    self.free -= len(run)
+                    self._queue.pop(run, None)
+                run.users += 1
 
     def take(self, count: int) -> None:
         """Use blocks that nobody uses; what they held is gone."""
         self.free -= count
-        self._blank -= count
-        while self._blank < 0:
-            name, more = self._queue.popitem(last=False)
-            self._blank += more
-            if self._blank > 0:
-                self._queue[name] = self._blank
-                self._queue.move_to_end(name, last=False)
-                self._blank = 0
+        self.blank -= count
+        while self.blank < 0:
+            run = next(iter(self._queue))
+            taken = min(-self.blank, len(run))
+            run.stop -= taken
+            self.blank += taken
+            if not len(run):
+                del self._queue[run]
+                if run.part:
+                    run.part.forget(run)
 
     def publish(self, answer: Answer, before: int, tokens: int) -> None:
         """Let others use what a request computes of the tokens that it may share: from `before` up to `tokens`."""
@@ -88,44 +177,45 @@ class KvBlocks:
                 self._keep(answer, start, stop)
             elif stop > start:
                 # nor can anybody later
-                self._runs -= 1
-                self._queue[self._runs] = stop - start
+                self._queue[Run(None, start, stop, 0)] = None
                 self.free += stop - start
                 count -= stop - start
-        for name in reversed(answer.named):
-            if name is None:
-                continue
-            count -= 1
-            self._users[name] -= 1
-            if not self._users[name]:
-                del self._users[name]
-                self._queue[name] = 1
-                self.free += 1
-        self._blank += count
+        for part, start, stop in reversed(answer.named):
+            count -= stop - start
+            for run in reversed(part.runs):
+                if start <= run.start < stop:
+                    run.users -= 1
+                    if not run.users:
+                        self._queue[run] = None
+                        self.free += len(run)
+        self.blank += count
         self.free += count
         answer.blocks, answer.named = 0, []
 
     def _keep(self, answer: Answer, start: int, stop: int) -> None:
         """Name blocks of a request by their contents, but what another block holds already."""
-        named = answer.named
-        named += [None] * (stop - len(named))
-        for position, name in enumerate(self._names(answer, start, stop), start):
-            if name not in self._users and name not in self._queue:
-                named[position] = name
-                self._users[name] = 1
+        for part, first, last in self._parts(answer, start, stop, make=True):
+            answer.named += [Held(part, run.start, run.stop) for run in part.fill(first, last)]
 
-    def _names(self, answer: Answer, start: int, stop: int) -> Iterator[Hashable]:
-        """Yield the names of a request's blocks: equal for equal tokens from the first of the prompt on."""
-        request: Request = answer.request
+    def _parts(self, answer: Answer, start: int, stop: int, *, make: bool = False) -> Iterator[tuple[Part, int, int]]:
+        """Yield the parts of a request's blocks, each with its first block and the one after its last.
+
+        Parts are equal for equal tokens from the first of the prompt on. The first that is missing ends them, unless it
+        is to `make`.
+        """
+        request = answer.request
         shared = min(stop, request.shared_tokens // self.size)
         if start < shared:
-            beginnings = self._beginnings
-            parts, beginning = -1, -request.prefix_tokens
-            for number in range(start, shared):
-                last = ((number + 1) * self.size - 1) // request.prefix_tokens
-                while parts < last:
-                    parts += 1
-                    beginning = beginnings.setdefault((beginning, request.prefix[parts]), len(beginnings))
-                yield beginning, number
-        for number in range(max(start, shared), stop):
-            yield answer.number * _MOST + number
+            tokens, end = request.prefix_tokens, 0
+            path = self._root.child(tokens, make=make)
+            for number, name in enumerate(request.prefix, 1):
+                path = path and path.child(name, make=make)
+                if path is None:
+                    return
+                first, end = end, min(shared, number * tokens // self.size)
+                if end > max(first, start):
+                    yield path, max(first, start), end
+                if end == shared:
+                    break
+        if stop > max(start, shared) and (own := self._root.child(-1 - answer.number, make=make)):
+            yield own, max(start, shared), stop

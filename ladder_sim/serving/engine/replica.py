@@ -239,7 +239,7 @@ class SimulatedReplica(Replica):
 
     def cached(self, answer: Answer) -> int:
         self._pass_until(self.env.now)
-        return len(self.scheduler.blocks.cached(answer))
+        return sum(part.stop - part.start for part in self.scheduler.blocks.cached(answer))
 
     def release(self, answer: Answer) -> None:
         """Stop holding the KV cache of a prompt that another replica has now."""

@@ -289,7 +289,8 @@ class Scheduler:
         answer, blocks = self.waiting[0], self.blocks
         cached = blocks.cached(answer)
         # of a KV cache that has come, one token is left to run
-        computed = max(len(cached) * self.spec.block_tokens, answer.received - 1)
+        held = sum(part.stop - part.start for part in cached)
+        computed = max(held * self.spec.block_tokens, answer.received - 1)
         if whole and answer.prompt - computed > room:
             return None
         tokens, padding = min(answer.prompt - computed, room), 0
@@ -300,13 +301,13 @@ class Scheduler:
         to_come = answer.request.gen - answer.produced - 1 + self.spec.spare_tokens
         kept = answer.prompt + math.ceil(self.spec.answer_share * to_come)
         kept = max(kept, computed + tokens + padding + self._lookahead)
-        if blocks.needed(kept) - len(cached) + blocks.idle(cached) > blocks.free:
+        if blocks.needed(kept) - held + blocks.idle(cached) > blocks.free:
             return None
         self.waiting.popleft()
         blocks.share(cached)
-        answer.named, answer.blocks, answer.computed = cached, len(cached), computed
+        answer.named, answer.blocks, answer.computed = cached, held, computed
         if self.spec.answer_share:
-            self._take(answer, blocks.needed(kept) - len(cached))
+            self._take(answer, blocks.needed(kept) - held)
         if not answer.received:
             answer.reused += computed
         self.running[answer] = None
