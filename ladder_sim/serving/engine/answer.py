@@ -1,7 +1,7 @@
 """What becomes of a request in an engine, and of all requests of a simulation."""
 
 from array import array
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 
@@ -35,8 +35,8 @@ class Answer:
     """Tokens of its answer, there or on their way, when it had to start again or came from another replica."""
     blocks: int = 0
     """Number of blocks of the KV cache that the request holds; while it decodes, when it began to."""
-    named: list[Hashable] = field(default_factory=list)
-    """Names of the first of these blocks; None: what the block holds has no name, or another block has it."""
+    named: list[Any] = field(default_factory=list)
+    """Those of these blocks that others may use, in order (`ladder_sim.serving.engine.kv_blocks.Held`)."""
     computed: int = 0
     """Tokens of its prompt in the KV cache, or on their way there."""
     base: int = 0

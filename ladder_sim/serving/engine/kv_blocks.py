@@ -14,6 +14,7 @@ from operator import attrgetter
 from typing import NamedTuple, Optional
 
 from ladder_sim.serving.engine.answer import Answer
+from ladder_sim.serving.requests.request import Request
 
 
 @dataclass(slots=True, eq=False)
@@ -91,6 +92,11 @@ class Held(NamedTuple):
     stop: int
 
 
+def _first(request: Request) -> tuple[int, Hashable]:
+    """Return the name of a prompt's first part; parts of other lengths are others."""
+    return request.prefix_tokens, request.prefix[0]
+
+
 class KvBlocks:
     """Blocks of the KV cache, each of `size` tokens.
 
@@ -105,7 +111,7 @@ class KvBlocks:
         # behind those: runs that nobody uses, of each the last block first
         self._queue: OrderedDict[Run, None] = OrderedDict()
 
-        # below it: by the tokens of a part the first parts of prompts, and by numbers below 0 what one request has alone
+        # below it: the first parts of prompts, and by number what a request that had to start again has alone
         self._root = Part()
 
     def needed(self, tokens: int) -> int:
@@ -113,7 +119,9 @@ class KvBlocks:
 
     def cached(self, answer: Answer) -> list[Held]:
         """Return the blocks that hold the beginning of a request; its last token must be computed in any case."""
-        blocks = list[Held]()
+        blocks, request = list[Held](), answer.request
+        if not (answer.preemptions or (request.prefix and _first(request) in self._root.children)):
+            return blocks
         for part, start, stop in self._parts(answer, 0, (answer.prompt - 1) // self.size):
             held = part.held_to(start, stop)
             if held > start:
@@ -207,9 +215,9 @@ class KvBlocks:
         shared = min(stop, request.shared_tokens // self.size)
         if start < shared:
             tokens, end = request.prefix_tokens, 0
-            path = self._root.child(tokens, make=make)
+            path: Part | None = self._root
             for number, name in enumerate(request.prefix, 1):
-                path = path and path.child(name, make=make)
+                path = path and path.child(name if number > 1 else _first(request), make=make)
                 if path is None:
                     return
                 first, end = end, min(shared, number * tokens // self.size)
@@ -217,5 +225,5 @@ class KvBlocks:
                     yield path, max(first, start), end
                 if end == shared:
                     break
-        if stop > max(start, shared) and (own := self._root.child(-1 - answer.number, make=make)):
+        if stop > max(start, shared) and (own := self._root.child(answer.number, make=make)):
             yield own, max(start, shared), stop

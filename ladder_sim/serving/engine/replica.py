@@ -8,6 +8,8 @@ import math
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Iterator
+from heapq import heappop, heappush
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -168,9 +170,6 @@ class Replica(ABC):
     def _queue(self, answer: Answer) -> None:
         """Let a request wait for admission."""
 
-    def catch_up(self, now_s: float) -> None:  # noqa: B027
-        """Run what ends before a time; only where no event of `env` does that."""
-
     def add(self, answer: Answer) -> None:
         self._queue(answer)
         self.load += 1
@@ -198,14 +197,31 @@ class Replica(ABC):
 _NO_LINE = Line(0.0, 0.0, 0)
 
 
+class Calendar:
+    """When steps of replicas that run alone end; those that have been interrupted since may stand there still."""
+
+    def __init__(self) -> None:
+        self._ends: list[tuple[float, int, SimulatedReplica]] = []
+        self._added = 0
+
+    def add(self, at_s: float, replica: "SimulatedReplica") -> None:
+        self._added += 1
+        heappush(self._ends, (at_s, self._added, replica))
+
+    def catch_up(self, now_s: float) -> None:
+        """Let replicas run what ends before a time."""
+        while self._ends and self._ends[0][0] < now_s:
+            heappop(self._ends)[2].catch_up(now_s)
+
+
 class SimulatedReplica(Replica):
     """One whose scheduler is simulated: `ladder_sim.serving.engine.scheduler`.
 
-    Where nothing else depends on when requests end, it runs `alone`: not at events of `env`, but when a request comes
-    or `catch_up` is called.
+    Where nothing else depends on when requests end, it runs alone: not at events of `env`, but when a request comes or
+    `catch_up` is called, and its `calendar` says when that changes something.
     """
 
-    alone = False
+    calendar: Calendar | None = None
 
     def _make_scheduler(self) -> None:
         self.scheduler = Scheduler(self.spec)
@@ -217,6 +233,8 @@ class SimulatedReplica(Replica):
         self._more = 0
         # of what runs; whether anything does; and what comes at its end
         self._start_s = self._end_s = 0.0
+        # until when blocks certainly hold what they held when it began
+        self._same_s = inf
         self._busy = False
         self._alarm: simpy.Event | None = None
 
@@ -234,11 +252,13 @@ class SimulatedReplica(Replica):
         return 1.0 - blocks.free / blocks.count
 
     def catch_up(self, now_s: float) -> None:
-        while self.alone and self._busy and self._end_s < now_s:
+        """Run what ends before a time; only where no event of `env` does that."""
+        while self.calendar is not None and self._busy and self._end_s < now_s:
             self._go_on(now_s)
 
     def cached(self, answer: Answer) -> int:
-        self._pass_until(self.env.now)
+        if self.env.now > self._same_s:
+            self._pass_until(self.env.now)
         return sum(part.stop - part.start for part in self.scheduler.blocks.cached(answer))
 
     def release(self, answer: Answer) -> None:
@@ -264,9 +284,11 @@ class SimulatedReplica(Replica):
 
     def _wake_at(self, at_s: float) -> None:
         self._busy, self._end_s = True, at_s
-        if not self.alone:
+        if self.calendar is None:
             self._alarm = self.env.timeout(max(0.0, at_s - self.env.now))
             self._alarm.callbacks.append(self._woken)
+        else:
+            self.calendar.add(at_s, self)
 
     def _woken(self, alarm: simpy.Event) -> None:
         # another one may have been set since
@@ -285,7 +307,7 @@ class SimulatedReplica(Replica):
                 return
             # an answer that ended may have brought an event
             limit_s = self.env.peek() if until_s is None else until_s
-            if self._end_s >= limit_s or (self._step and self._step.last and not self.alone):
+            if self._end_s >= limit_s or (self._step and self._step.last and self.calendar is None):
                 self._wake_at(self._end_s)
                 return
 
@@ -301,6 +323,7 @@ class SimulatedReplica(Replica):
             line = self.times.line(steps[0].mix)
             self._line = Line(line.first_s, line.more_s, min(line.steps, self._more + len(steps)))
             self._end_s = now_s + self._line.until(self._line.steps)
+            self._same_s = now_s + self._line.until(min(self._more, self.scheduler.steps_to_evict()))
         else:
             self._step = steps.pop(0)
             self._end_s = now_s + self._seconds(self._step.mix)

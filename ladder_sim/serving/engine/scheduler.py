@@ -24,6 +24,7 @@ from ladder_sim.serving.engine.answer import Answer
 from ladder_sim.serving.engine.kv_blocks import KvBlocks
 from ladder_sim.serving.engine.speculation import Speculation
 from ladder_sim.serving.steps.mix import Mix
+from ladder_sim.specs.workload import MAX_TOKENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +213,11 @@ class Scheduler:
                 steps += 1
             most = min(most, steps)
         return most
+
+    def steps_to_evict(self) -> int:
+        """Return how many steps that are `alike` certainly take no blocks whose contents can be used again."""
+        together = sum(self._growing)
+        return self.blocks.blank // together * len(self._growing) if together else MAX_TOKENS
 
     def growth(self) -> list[int]:
         """Return the blocks that each of the next steps takes, if they are plain; after so many, this begins again."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from math import gcd, inf
+from operator import attrgetter
 from typing import Literal, NamedTuple, Self
 
 import simpy
@@ -12,7 +13,7 @@ import simpy
 from ladder_sim.costs.memory import kv_bytes
 from ladder_sim.errors import UsageError
 from ladder_sim.serving.engine.answer import Answer, Answers
-from ladder_sim.serving.engine.replica import Replica, SimulatedReplica
+from ladder_sim.serving.engine.replica import Calendar, Replica, SimulatedReplica
 from ladder_sim.serving.engine.scheduler import SchedulerSpec
 from ladder_sim.serving.replicas.outcome import Outcome
 from ladder_sim.serving.requests.request import Request, in_order
@@ -94,6 +95,8 @@ class Prefill:
 Router = Literal["round-robin", "least-loaded", "prefix-aware"]
 Choose = Callable[[Sequence[Replica], Answer], Replica]
 
+_LOAD = attrgetter("load")
+
 # a replica that has a request's beginning may have so many more requests than the least loaded one
 MOST_MORE = 16
 
@@ -109,9 +112,17 @@ def _least_loaded() -> Choose:
 
 def _prefix_aware() -> Choose:
     def choose(replicas: Sequence[Replica], answer: Answer) -> Replica:
-        least = min(replica.load for replica in replicas)
-        near = [replica for replica in replicas if replica.load <= least + MOST_MORE]
-        return max(near, key=lambda replica: (replica.cached(answer), -replica.load))
+        by_load = sorted(replicas, key=_LOAD)
+        best, spec = by_load[0], by_load[0].spec
+        # what others may have left there; a replica with more requests cannot have more
+        whole = min(answer.request.shared_tokens, answer.prompt - 1) // spec.block_tokens if spec.prefix_cache else 0
+        most, least = -1, best.load
+        for replica in by_load:
+            if replica.load > least + MOST_MORE or most >= whole:
+                break
+            if (blocks := replica.cached(answer)) > most:
+                best, most = replica, blocks
+        return best
 
     return choose
 
@@ -171,8 +182,7 @@ def simulate(
     else:
         env.process(system.arrivals(source))
     env.run()
-    for replica in system.replicas:
-        replica.catch_up(inf)
+    system.calendar.catch_up(inf)
     if not system.answers:
         raise UsageError("no requests to serve", hint="ask for at least one, e.g. --requests 1000")
     return Outcome(
@@ -211,6 +221,8 @@ class _System:
             else []
         )
         self.replicas: list[Replica] = [*decoding, *prompts]
+        # of those that run alone
+        self.calendar = Calendar()
         self._choose, self._choose_prefill = partial(ROUTERS[router](), decoding), partial(ROUTERS[router](), prompts)
         # whether that depends on what replicas do
         self._looks = router != "round-robin"
@@ -239,8 +251,8 @@ class _System:
     def arrivals(self, source: Iterator[Request]) -> Generator[simpy.Event, object, None]:
         """Send each request when it comes; replicas that no others wait for run alone."""
         for replica in self.replicas:
-            if isinstance(replica, SimulatedReplica):
-                replica.alone = self.prefill is None
+            if isinstance(replica, SimulatedReplica) and self.prefill is None:
+                replica.calendar = self.calendar
         every = 1
         for number, request in enumerate(source):
             if request.arrival_s > self.env.now:
@@ -255,12 +267,8 @@ class _System:
 
     def _queued(self) -> int:
         """Return how many requests wait for admission, or for their KV cache to arrive."""
-        self._catch_up()
+        self.calendar.catch_up(self.env.now)
         return self._moving + sum(replica.waiting for replica in self.replicas)
-
-    def _catch_up(self) -> None:
-        for replica in self.replicas:
-            replica.catch_up(self.env.now)
 
     def hold_back(self, source: Iterator[Request], most: int) -> None:
         """Send requests when they come, but no more than so many at a time."""
@@ -300,7 +308,7 @@ class _System:
         answer = self.answers.add(request)
         if self.prefill is None:
             if self._looks:
-                self._catch_up()
+                self.calendar.catch_up(self.env.now)
             self._choose(answer).add(answer)
         else:
             self._open[answer.number] = answer
