@@ -71,37 +71,43 @@ class Answer:
         return self.last_s - self.request.arrival_s
 
 
+# of every request that has come
+_TIMES, _COUNTS = ("arrival_s", "first_s", "last_s"), ("prompt", "gen", "preemptions", "reused")
+
+
 class Answers(Sequence[Answer]):
-    """What became of requests, in order of arrival: a column for each figure, as millions of objects fit no memory.
+    """What became of requests, in order of arrival: rows of two tables, as millions of objects fit no memory.
 
     With `record` requests are kept whole; else those of its answers have no prefix.
     """
 
     def __init__(self, *, record: bool = False) -> None:
-        self._columns: dict[str, Any] = {name: array("d") for name in ("arrival_s", "first_s", "last_s")}
-        self._columns |= {name: array("l") for name in ("prompt", "gen", "preemptions", "reused")}
+        self._times, self._counts = array("d"), array("I")
         self._record = record
         self._requests: list[Request] = []
 
     def __len__(self) -> int:
-        return len(self._columns["gen"])
+        return len(self._times) // len(_TIMES)
 
     def add(self, request: Request) -> Answer:
         """Return the answer of a request that has just come."""
-        for name, column in self._columns.items():
-            column.append(getattr(request, name, 0))
+        number = len(self)
+        self._times.extend((request.arrival_s, 0.0, 0.0))
+        self._counts.extend((request.prompt, request.gen, 0, 0))
         if self._record:
             self._requests.append(request)
-        return Answer(request=request, number=len(self) - 1)
+        return Answer(request=request, number=number)
 
     def note(self, answer: Answer) -> None:
         """Keep what became of a request."""
-        for name in ("first_s", "last_s", "preemptions", "reused"):
-            self._columns[name][answer.number] = getattr(answer, name)
+        times, counts = len(_TIMES) * answer.number, len(_COUNTS) * answer.number
+        self._times[times + 1], self._times[times + 2] = answer.first_s, answer.last_s
+        self._counts[counts + 2], self._counts[counts + 3] = answer.preemptions, answer.reused
 
     def column(self, name: str) -> Floats:
         """Return a figure of all requests."""
-        return np.array(self._columns[name], dtype=np.float64)
+        names, table = (_TIMES, self._times) if name in _TIMES else (_COUNTS, self._counts)
+        return np.asarray(memoryview(table))[names.index(name) :: len(names)].astype(np.float64)
 
     @overload
     def __getitem__(self, number: int) -> Answer: ...
@@ -111,6 +117,10 @@ class Answers(Sequence[Answer]):
         if isinstance(number, slice):
             return [self[each] for each in range(*number.indices(len(self)))]
         number = range(len(self))[number]
-        row: dict[str, Any] = {name: column[number] for name, column in self._columns.items()}
+        row: dict[str, Any] = {
+            name: value
+            for names, table in ((_TIMES, self._times), (_COUNTS, self._counts))
+            for name, value in zip(names, table[len(names) * number : len(names) * (number + 1)], strict=True)
+        }
         alone = Request(**{name: row.pop(name) for name in ("arrival_s", "prompt", "gen")})
         return Answer(request=self._requests[number] if self._record else alone, number=number, **row)

@@ -50,7 +50,7 @@ class Pace:
         of_mix = self._times.of_mix
         seconds = of_mix(mix, self._duty)
         if mix.prompts:
-            alone_s = of_mix(mix._replace(prompts=0, chunk=0, pairs=0)) if mix.decoding else 0.0
+            alone_s = of_mix(Mix(mix.decoding, mix.context, drafted=mix.drafted)) if mix.decoding else 0.0
             prompts = 1.0 - alone_s / seconds
         else:
             prompts = 0.0
@@ -79,7 +79,7 @@ class Pace:
 
 
 # lines of times between tokens that a replica keeps: beyond, times that differ by less than this share are joined
-_MOST_LINES, _JOINED = 1 << 16, 1e-3
+_MOST_LINES, _JOINED = 1 << 15, 1e-3
 
 
 class Gaps:
@@ -103,9 +103,11 @@ class Gaps:
     def _join(self) -> None:
         """Keep the mean of times that hardly differ, so that memory is bounded and means stay as they are."""
         times_s, counts = self.columns()
-        _, group = np.unique(np.floor(np.log(times_s) / np.log1p(_JOINED)), return_inverse=True)
-        together = np.bincount(group, counts)
-        means_s = np.bincount(group, counts * times_s) / together
+        group = np.floor(np.log(times_s) / np.log1p(_JOINED)).astype(int)
+        group -= group.min()
+        sums, sums_s = (np.bincount(group, weights) for weights in (counts, counts * times_s))
+        together = sums[sums > 0.0]
+        means_s = sums_s[sums > 0.0] / together
         ones = np.ones_like(means_s)
         self._lines = array("d", np.column_stack([together, means_s, 0.0 * ones, ones]).tobytes())
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import isnan
+from math import ceil, isnan
 from typing import Any
 
 import numpy as np
@@ -44,13 +44,13 @@ class Outcome:
         return float(self.answers.column("last_s").max() - self.answers.column("arrival_s").min())
 
     @cached_property
-    def _seconds(self) -> dict[Metric, tuple[Floats, Floats]]:
-        """Values, and how often each occurs."""
+    def _seconds(self) -> dict[Metric, tuple[Floats, Floats | None]]:
+        """Values, and how often each occurs; None: once."""
         columns = self._times_s
         columns["tpot"] = columns["tpot"][self.answers.column("gen") > 1]
         gaps = [replica.gaps_s.columns() for replica in self.replicas]
         gaps_s, counts = (np.concatenate(column) for column in zip(*gaps, strict=True))
-        return {name: (values, np.ones_like(values)) for name, values in columns.items()} | {"itl": (gaps_s, counts)}
+        return {**{name: (values, None) for name, values in columns.items()}, "itl": (gaps_s, counts)}
 
     @property
     def _times_s(self) -> dict[Metric, Floats]:
@@ -70,6 +70,9 @@ class Outcome:
             return float("nan")
         if not percentile:
             return float(np.average(values, weights=counts))
+        if counts is None:
+            place = max(0, ceil(percentile / 100.0 * len(values)) - 1)
+            return float(np.partition(values, place)[place])
         order = np.argsort(values)
         reached = np.cumsum(counts[order])
         return float(values[order][np.searchsorted(reached, percentile / 100.0 * reached[-1])])

@@ -34,8 +34,10 @@ class Request:
 
     def __post_init__(self) -> None:
         real(self.arrival_s, "a request's arrival_s", _MOST_S, zero=True)
-        for name, minimum in (("prompt", 1), ("gen", 1), ("prefix_tokens", 0)):
-            whole(getattr(self, name), f"a request's {name}", minimum, MAX_TOKENS, hint="give a number of tokens")
+        hint = "give a number of tokens"
+        whole(self.prompt, "a request's prompt", 1, MAX_TOKENS, hint=hint)
+        whole(self.gen, "a request's gen", 1, MAX_TOKENS, hint=hint)
+        whole(self.prefix_tokens, "a request's prefix_tokens", 0, MAX_TOKENS, hint=hint)
 
     @property
     def shared_tokens(self) -> int:

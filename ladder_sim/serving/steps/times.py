@@ -83,9 +83,7 @@ class Grid:
 
     def at(self, *coordinates: float) -> float:
         """Return the value at a point; its coordinates are in the order of the axes."""
-        value = 0.0
-        for corner, weight in self.corners(*coordinates):
-            value += weight * corner
+        value: float = _linear(self.values, [axis.place(at) for axis, at in zip(self.axes, coordinates, strict=True)])
         return value
 
     def corners(self, *coordinates: float) -> list[tuple[Any, float]]:
@@ -104,6 +102,17 @@ class Grid:
                     for corner in ((values[cell], weight * low), (values[cell + 1], weight * up))
                 ]
         return corners
+
+
+def _linear(values: Sequence[Any], places: Sequence[tuple[int, float]], depth: int = 0) -> Any:
+    """Return the value between nested ones; `places` are the cells of the axes from `depth` on."""
+    cell, up = places[depth]
+    depth += 1
+    if depth == len(places):
+        low = values[cell]
+        return low + up * (values[cell + 1] - low) if up else low
+    low = _linear(values[cell], places, depth)
+    return low + up * (_linear(values[cell + 1], places, depth) - low) if up else low
 
 
 class StepTimes:
