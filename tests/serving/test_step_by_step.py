@@ -1,6 +1,7 @@
 """The engine that takes steps together against one that takes them one by one: every request's times are equal."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,17 @@ from hypothesis import strategies as st
 from ladder_sim import Scenario
 from ladder_sim.serving import Lengths, Service, Traffic
 from ladder_sim.serving.engine import replica
+from ladder_sim.serving.engine.answer import Answer
+from ladder_sim.serving.engine.kv_blocks import KvBlocks
 from ladder_sim.serving.engine.replica import Gaps, SimulatedReplica
-from ladder_sim.serving.engine.scheduler import SchedulerSpec
+from ladder_sim.serving.engine.scheduler import Scheduler, SchedulerSpec
+from ladder_sim.serving.replicas.simulation import MOST_MORE, ROUTERS, Pool, Router, simulate
 from ladder_sim.serving.requests.request import Request
 from tests.serving.step_by_step import StepByStep
 from tests.support.laws import law
 from tests.support.replicas import AnswerTimes, LinearTimes, steps_and_answers
 
+SPEC = SchedulerSpec(step_tokens=256, step_requests=16, kv_blocks=1000)
 SPECS = st.builds(
     SchedulerSpec,
     step_tokens=st.sampled_from([16, 100, 1000]),
@@ -35,12 +40,15 @@ SPECS = st.builds(
 def loads(draw: st.DrawFn) -> list[Request]:
     # no two events at one time, unless requests come together
     gaps_s = st.sampled_from([0.0, 0.0, 0.00301, 0.10037, 3.00071])
-    lengths = st.tuples(gaps_s, st.just(1) | st.integers(1, 500), st.just(1) | st.integers(1, 90), st.integers(0, 4))
-    requests, now_s = list[Request](), 0.0
-    for gap_s, prompt, gen, parts in draw(st.lists(lengths, min_size=1, max_size=25)):
+    # beginnings that are alike up to a part, whose ends are those of blocks or not
+    names = st.integers(0, 4).map(lambda parts: tuple(range(parts))) | st.lists(st.integers(0, 1), max_size=4).map(
+        tuple
+    )
+    lengths = st.tuples(gaps_s, st.just(1) | st.integers(1, 500), st.just(1) | st.integers(1, 90), names)
+    requests, now_s, tokens = list[Request](), 0.0, draw(st.sampled_from([5, 48, 100]))
+    for gap_s, prompt, gen, prefix in draw(st.lists(lengths, min_size=1, max_size=25)):
         now_s += gap_s
-        prefix = tuple(range(parts))
-        requests.append(Request(arrival_s=now_s, prompt=prompt, gen=gen, prefix=prefix, prefix_tokens=48))
+        requests.append(Request(arrival_s=now_s, prompt=prompt, gen=gen, prefix=prefix, prefix_tokens=tokens))
     return requests
 
 
@@ -50,6 +58,60 @@ def test_steps_taken_together_are_those_taken_one_by_one(requests: list[Request]
     """Whatever is scheduled, every request has its first and its last token when it has them step by step."""
     times = LinearTimes(0.0117, 1.3e-5)
     equal(steps_and_answers(SimulatedReplica, requests, spec, times)[1], StepByStep(requests, spec, times).run())
+
+
+@law(examples=60)
+@given(loads(), SPECS, st.sampled_from(list(ROUTERS)))
+def test_replicas_that_run_alone_do_as_those_that_run_at_every_event(
+    requests: list[Request], spec: SchedulerSpec, router: Router
+) -> None:
+    """A router sees each replica as it is when a request comes, also if that has not run up to then."""
+    pool = Pool(times=LinearTimes(0.0117, 1.3e-5), spec=spec, replicas=3)
+
+    def served(**how: Any) -> list[AnswerTimes]:
+        answers = simulate("standard", pool, requests, router=router, **how).answers
+        return [AnswerTimes(answer.first_s, answer.last_s, answer.preemptions) for answer in answers]
+
+    alone = served()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Scheduler, "steps_to_evict", lambda _: 0)
+        # a client that holds none back
+        equal(alone, served(concurrency=len(requests)))
+
+
+@law(examples=60)
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 4)), min_size=1, max_size=12), st.booleans())
+def test_a_router_asks_few_replicas_but_chooses_as_if_it_asked_all(
+    drawn: list[tuple[int, int]], prefix_cache: bool
+) -> None:
+    """Of those with few requests the one that has most of the prompt, then the one with the fewest requests."""
+    spec = replace(SPEC, prefix_cache=prefix_cache)
+    replicas: Any = [
+        SimpleNamespace(spec=spec, load=load, cached=lambda _, blocks=blocks: blocks * prefix_cache)
+        for load, blocks in drawn
+    ]
+    request = Request(arrival_s=0.0, prompt=70, gen=1, prefix=("a",), prefix_tokens=64)
+    chosen = ROUTERS["prefix-aware"]()(replicas, Answer(request=request, number=0))
+    near = [each for each in replicas if each.load <= min(load for load, _ in drawn) + MOST_MORE]
+    assert chosen is max(near, key=lambda each: (each.cached(None), -each.load))
+
+
+def test_a_long_beginning_is_one_run_of_blocks() -> None:
+    """Asking a replica for a prompt of 100,000 tokens is a look at one run, not at 6,250 blocks."""
+    blocks = KvBlocks(10_000, 16)
+    answer = Answer(
+        request=Request(arrival_s=0.0, prompt=100_000, gen=1, prefix=("a",), prefix_tokens=99_200), number=0
+    )
+    blocks.take(6250)
+    answer.blocks = 6250
+    blocks.publish(answer, 0, 100_000)
+    blocks.release(answer, 100_000, answered=True)
+    (held,) = blocks.cached(replace(answer, number=1))
+    assert (held.start, held.stop, len(held.part.runs)) == (0, 6200, 1)
+    # those of the first tokens go last
+    blocks.take(3750 + 50 + 1200)
+    (held,) = blocks.cached(replace(answer, number=1))
+    assert (held.stop, blocks.idle([held]), blocks.free) == (5000, 5000, 5000)
 
 
 @pytest.mark.slow
