@@ -1,7 +1,9 @@
 """The engine that takes steps together against one that takes them one by one: every request's times are equal."""
 
+from collections import defaultdict
+from collections.abc import Hashable
 from dataclasses import replace
-from types import SimpleNamespace
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from ladder_sim.serving.engine.answer import Answer
 from ladder_sim.serving.engine.kv_blocks import KvBlocks
 from ladder_sim.serving.engine.replica import Gaps, SimulatedReplica
 from ladder_sim.serving.engine.scheduler import Scheduler, SchedulerSpec
+from ladder_sim.serving.replicas import simulation
 from ladder_sim.serving.replicas.simulation import MOST_MORE, ROUTERS, Pool, Router, simulate
 from ladder_sim.serving.requests.request import Request
 from tests.serving.step_by_step import StepByStep
@@ -79,21 +82,41 @@ def test_replicas_that_run_alone_do_as_those_that_run_at_every_event(
         equal(alone, served(concurrency=len(requests)))
 
 
+class Told(SimulatedReplica):
+    """One that says what it is told."""
+
+    def __init__(self, spec: SchedulerSpec) -> None:
+        self.spec, self.load = spec, 0
+        self.blocks = defaultdict[Hashable, int](int)
+
+    def cached(self, answer: Answer) -> int:
+        most = (answer.prompt - 1) // self.spec.block_tokens
+        return min(most, self.blocks[answer.request.prefix[0]]) if self.spec.prefix_cache else 0
+
+
 @law(examples=60)
-@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 4)), min_size=1, max_size=12), st.booleans())
+@given(st.randoms(use_true_random=False), st.sampled_from([0, 2, 1000]), st.booleans())
 def test_a_router_asks_few_replicas_but_chooses_as_if_it_asked_all(
-    drawn: list[tuple[int, int]], prefix_cache: bool
+    random: Random, most_names: int, prefix_cache: bool
 ) -> None:
     """Of those with few requests the one that has most of the prompt, then the one with the fewest requests."""
-    spec = replace(SPEC, prefix_cache=prefix_cache)
-    replicas: Any = [
-        SimpleNamespace(spec=spec, load=load, cached=lambda _, blocks=blocks: blocks * prefix_cache)
-        for load, blocks in drawn
-    ]
-    request = Request(arrival_s=0.0, prompt=70, gen=1, prefix=("a",), prefix_tokens=64)
-    chosen = ROUTERS["prefix-aware"]()(replicas, Answer(request=request, number=0))
-    near = [each for each in replicas if each.load <= min(load for load, _ in drawn) + MOST_MORE]
-    assert chosen is max(near, key=lambda each: (each.cached(None), -each.load))
+    replicas = [Told(replace(SPEC, prefix_cache=prefix_cache)) for _ in range(6)]
+    choose = ROUTERS["prefix-aware"]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(simulation, "_MOST_NAMES", most_names)
+        for number in range(40):
+            name = random.choice("abcd")
+            prompt = random.choice([16, 40, 70])
+            request = Request(arrival_s=0.0, prompt=prompt, gen=1, prefix=(name,), prefix_tokens=64)
+            answer = Answer(request=request, number=number)
+            near = [each for each in replicas if each.load <= min(each.load for each in replicas) + MOST_MORE]
+            best = max(near, key=lambda each: (each.cached(answer), -each.load))
+            assert choose(replicas, answer) is best
+            best.blocks[name] = random.randint(0, 4)
+            for each in replicas:
+                each.load = random.randint(0, 30)
+                if random.random() < 0.1:
+                    each.blocks[name] = 0
 
 
 def test_a_long_beginning_is_one_run_of_blocks() -> None:

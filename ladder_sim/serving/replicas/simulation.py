@@ -1,6 +1,6 @@
 """Requests through pools of replicas behind a router, on simpy; some may run prompts for the others."""
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -99,6 +99,7 @@ _LOAD = attrgetter("load")
 
 # a replica that has a request's beginning may have so many more requests than the least loaded one
 MOST_MORE = 16
+_MOST_NAMES = 1 << 17
 
 
 def _round_robin() -> Choose:
@@ -111,17 +112,26 @@ def _least_loaded() -> Choose:
 
 
 def _prefix_aware() -> Choose:
+    # by first part of a prompt, those that were sent one; of names beyond so many any replica may have it
+    sent = dict[Hashable, set[Replica]]()
+
     def choose(replicas: Sequence[Replica], answer: Answer) -> Replica:
         by_load = sorted(replicas, key=_LOAD)
-        best, spec = by_load[0], by_load[0].spec
-        # what others may have left there; a replica with more requests cannot have more
-        whole = min(answer.request.shared_tokens, answer.prompt - 1) // spec.block_tokens if spec.prefix_cache else 0
-        most, least = -1, best.load
+        best, spec, request = by_load[0], by_load[0].spec, answer.request
+        if not (spec.prefix_cache and request.prefix):
+            return best
+        # what others may have left there
+        whole = min(request.shared_tokens, answer.prompt - 1) // spec.block_tokens
+        name = request.prefix_tokens, request.prefix[0]
+        may_have = sent.setdefault(name, set()) if len(sent) < _MOST_NAMES else sent.get(name, set(replicas))
+        most, limit = 0, best.load + MOST_MORE
         for replica in by_load:
-            if replica.load > least + MOST_MORE or most >= whole:
+            # the others have more requests, and cannot have more of the prompt
+            if most == whole or replica.load > limit:
                 break
-            if (blocks := replica.cached(answer)) > most:
+            if replica in may_have and (blocks := replica.cached(answer)) > most:
                 best, most = replica, blocks
+        may_have.add(best)
         return best
 
     return choose
