@@ -119,7 +119,8 @@ class KvBlocks:
 
     def cached(self, answer: Answer) -> list[Held]:
         """Return the blocks that hold the beginning of a request; its last token must be computed in any case."""
-        blocks, request = list[Held](), answer.request
+        blocks: list[Held] = []
+        request = answer.request
         if not (answer.preemptions or (request.prefix and _first(request) in self._root.children)):
             return blocks
         for part, start, stop in self._parts(answer, 0, (answer.prompt - 1) // self.size):

@@ -183,13 +183,14 @@ class Scheduler:
         if self._unseen and not (self._unpolled and self.running):
             self.waiting.extend(self._unseen)
             self._unseen, self._unpolled = [], 0
+        chunks: list[_Chunk] = []
         if not self.spec.mixed_steps:
             chunks = self._run_prompts(self.spec.step_tokens, self.preemptions)
             if chunks:
                 return self._step(chunks)
-        preemptions, chunks = self.preemptions, list[_Chunk]()
+        preemptions = self.preemptions
         self._grow()
-        if self.spec.mixed_steps:
+        if self.spec.mixed_steps and (self._prompt is not None or self.waiting):
             chunks = self._run_prompts(self.spec.step_tokens - len(self._decoding) * self._rows, preemptions)
         self._settled = self.preemptions == preemptions
         return self._step(chunks, decodes=True)
@@ -265,9 +266,9 @@ class Scheduler:
 
     def _run_prompts(self, room: int, preemptions: int) -> list["_Chunk"]:
         """Go on with the prompt that is not done, then admit requests, unless one had to start again in this step."""
-        chunks, prompt = list[_Chunk](), self._prompt
-        if prompt is None and not self.waiting:
-            return chunks
+        # not list[_Chunk](), which takes microseconds
+        chunks: list[_Chunk] = []
+        prompt = self._prompt
         if prompt is not None and room > 0:
             tokens = min(prompt.prompt - prompt.computed, room)
             if self._make_room(prompt, self._lacks(prompt, prompt.computed + tokens)):
@@ -275,7 +276,8 @@ class Scheduler:
                 room -= tokens
         goes_on = bool(chunks)
         while (
-            self.preemptions == preemptions
+            self.waiting
+            and self.preemptions == preemptions
             and room > 0
             and (chunk := self._admit(room, goes_on=goes_on, whole=bool(chunks) and not self.spec.chunked_prompts))
         ):
@@ -290,7 +292,7 @@ class Scheduler:
         was admitted before `goes_on` in it. Without room for all of these rows the request waits, as it does without
         room for its `whole` prompt.
         """
-        if not self.waiting or len(self.running) >= self._most:
+        if len(self.running) >= self._most:
             return None
         answer, blocks = self.waiting[0], self.blocks
         cached = blocks.cached(answer)
@@ -473,7 +475,9 @@ class Scheduler:
 
     def _step(self, chunks: list["_Chunk"], *, decodes: bool = False) -> Step | None:
         """Return the step that runs chunks of prompts and, if it `decodes`, all that decode."""
-        first, last, joined, left = list[Answer](), list[Answer](), list[Answer](), self._left
+        first: list[Answer] = []
+        last: list[Answer] = []
+        joined: Sequence[Answer] = ()
         decoding = len(self._decoding) if decodes else 0
         mix = Mix(decoding, self._base + decoding * self._tick) if decoding else Mix()
         if decodes:
@@ -498,12 +502,13 @@ class Scheduler:
         elif not decoding and not mix.decoding:
             return None
         self._unpolled = 0 if chunks else (self._unpolled + 1) % self.spec.poll_steps
-        self._left = []
+        left, self._left = self._left, []
         return Step(mix, first, last, decoding, joined, left, not (chunks or last or left or mix.drafted))
 
     def _ended(self) -> list[Answer]:
         """Return the answers that are complete with this tick."""
-        last, surplus, self._surplus = list[Answer](), self._surplus, []
+        last: list[Answer] = []
+        surplus, self._surplus = self._surplus, []
         for answer in surplus:
             if answer in self._decoding:
                 self._end(answer)
