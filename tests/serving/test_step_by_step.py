@@ -1,13 +1,14 @@
 """The engine that takes steps together against one that takes them one by one: every request's times are equal."""
 
 from collections import defaultdict
-from collections.abc import Hashable
+from collections.abc import Generator, Hashable
 from dataclasses import replace
 from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
+import simpy
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +17,7 @@ from ladder_sim.serving import Lengths, Service, Traffic
 from ladder_sim.serving.engine import replica
 from ladder_sim.serving.engine.answer import Answer
 from ladder_sim.serving.engine.kv_blocks import KvBlocks
-from ladder_sim.serving.engine.replica import Gaps, SimulatedReplica
+from ladder_sim.serving.engine.replica import Calendar, Gaps, SimulatedReplica
 from ladder_sim.serving.engine.scheduler import Scheduler, SchedulerSpec
 from ladder_sim.serving.replicas import simulation
 from ladder_sim.serving.replicas.simulation import MOST_MORE, ROUTERS, Pool, Router, simulate
@@ -80,6 +81,35 @@ def test_replicas_that_run_alone_do_as_those_that_run_at_every_event(
         patch.setattr(Scheduler, "steps_to_evict", lambda _: 0)
         # a client that holds none back
         equal(alone, served(concurrency=len(requests)))
+
+
+def test_a_router_sees_the_blocks_that_an_answer_has_taken_by_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that are alike are taken together, but a growing answer evicts what others left step by step."""
+    first = Request(arrival_s=0.0, prompt=70, gen=1, prefix=("a",), prefix_tokens=64)
+    grows = Request(arrival_s=1.0, prompt=16, gen=300)
+
+    def seen() -> list[int]:
+        env, calendar, blocks = simpy.Environment(), Calendar(), list[int]()
+        replica = SimulatedReplica(env, LinearTimes(0.01, 0.0), replace(SPEC, kv_blocks=20), lambda _: None)
+        replica.calendar = calendar
+
+        def look() -> Generator[simpy.Event, object, None]:
+            for number, request in enumerate([first, grows]):
+                yield env.timeout(request.arrival_s - env.now)
+                replica.add(Answer(request=request, number=number))
+            for _ in range(50):
+                yield env.timeout(0.0603)
+                calendar.catch_up(env.now)
+                blocks.append(replica.cached(Answer(request=first, number=2)))
+
+        env.process(look())
+        env.run()
+        return blocks
+
+    blocks = seen()
+    assert set(blocks) == {4, 3, 2, 1, 0}
+    monkeypatch.setattr(Scheduler, "steps_to_evict", lambda _: 0)
+    assert blocks == seen()
 
 
 class Told(SimulatedReplica):
