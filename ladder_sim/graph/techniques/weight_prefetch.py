@@ -17,7 +17,7 @@ from ladder_sim.graph.ops import COLLECTIVE_KINDS, PortionOf
 from ladder_sim.graph.rank import PassInputs
 from ladder_sim.graph.techniques.rewriting import Step, layout_of, steps_of
 from ladder_sim.kernels import WHOLE, Count, Phase
-from ladder_sim.kernels.sizes import TILE_ROWS
+from ladder_sim.kernels.shape import TILE_ROWS
 
 _REDUCES = ("all_reduce", "all_reduce_norm")
 
