@@ -14,8 +14,18 @@ from ladder_sim.graph.block import NORM, BlockKernels
 from ladder_sim.graph.layers.attention import attend, qkv_width
 from ladder_sim.graph.layers.feed_forward import down
 from ladder_sim.graph.layout import PART_NAMES, Layout, Structure, lay_out
-from ladder_sim.graph.ops import BlockKey, InChunks, Op, OpKind, PortionOf, ResidualOp, Role
-from ladder_sim.graph.rank import PassInputs, RankPass, model_blocks
+from ladder_sim.graph.ops import (
+    BlockKey,
+    InChunks,
+    Op,
+    OpKind,
+    PassInputs,
+    PortionOf,
+    RankPass,
+    ResidualOp,
+    Role,
+    model_blocks,
+)
 from ladder_sim.graph.techniques.forms import form, rewrites_of, rewritten
 from ladder_sim.hf.attention import Gqa
 from ladder_sim.hf.feed_forward import Dense

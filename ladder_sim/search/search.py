@@ -22,7 +22,7 @@ from ladder_sim.closed_loop.step import simulate_request
 from ladder_sim.confidence.runs import is_faster
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.errors import UsageError
-from ladder_sim.graph.rank import model_blocks
+from ladder_sim.graph.ops import model_blocks
 from ladder_sim.prediction import Predictions, predict, simulation_inputs
 from ladder_sim.search.space import Chosen, Penalty, Space
 from ladder_sim.specs.scenario import Scenario

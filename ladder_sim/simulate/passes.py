@@ -24,9 +24,8 @@ from ladder_sim.des import engine, scan
 from ladder_sim.des.program import Program
 from ladder_sim.des.shared import Device, Number, any_true, maximum, minimum, values_of
 from ladder_sim.des.timeline import TaskTimes, Timeline
-from ladder_sim.graph.ops import Op
+from ladder_sim.graph.ops import Op, PassInputs
 from ladder_sim.graph.pass_kernels import kernels_of
-from ladder_sim.graph.rank import PassInputs
 from ladder_sim.graph.techniques.forms import form, rewrites_of
 from ladder_sim.kernels import WHOLE, Phase, Sizes
 from ladder_sim.simulate.breakdown import Breakdown, SimulatedOp, simulated_ops

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ladder_sim.graph.layout import Layout
-from ladder_sim.graph.rank import PassInputs
+from ladder_sim.graph.ops import PassInputs
 from ladder_sim.graph.techniques import (
     fused_norm,
     gemm_overlap,
