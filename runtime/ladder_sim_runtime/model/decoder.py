@@ -25,9 +25,8 @@ from ladder_sim_runtime.model.attention import Step
 from ladder_sim_runtime.model.dispatch import Arriving, arrived
 from ladder_sim_runtime.model.layers import Layer
 from ladder_sim_runtime.model.linear import RMSNorm
-from ladder_sim_runtime.model.residual import ResidualStream, Sent
+from ladder_sim_runtime.model.residual import ResidualStream, Sent, SharedStream
 from ladder_sim_runtime.model.rope import rope_table
-from ladder_sim_runtime.model.sequence_parallel import SharedStream
 from ladder_sim_runtime.model.shard import Shard
 
 
