@@ -29,6 +29,13 @@ from ladder_sim_runtime.model.residual import ResidualStream, Sent, SharedStream
 from ladder_sim_runtime.model.rope import rope_table
 from ladder_sim_runtime.model.shard import Shard
 
+# tokens from which vLLM splits a step that only decodes, and any other (0.32.0, config/parallel.py, dbo_*_threshold)
+DECODE_TOKENS, PROMPT_TOKENS = 32, 512
+# tokens of which a prompt's parts are multiples, if each has as many: rows of a tile of large GEMMs
+TILE = 128
+
+T = TypeVar("T")
+
 
 class Decoder(nn.Module):
     """One rank's shard: its part of its stage's layers, on the first stage the embedding, on the last the LM head.
@@ -221,14 +228,6 @@ class Decoder(nn.Module):
             return kernels.lm_head(n_BTD, self.lm_head_VD)
         shard_BTV = kernels.lm_head(n_BTD, self.lm_head_VD)
         return self.comm.all_gather(shard_BTV)[..., : self.config.vocab]
-
-
-# tokens from which vLLM splits a step that only decodes, and any other (0.32.0, config/parallel.py, dbo_*_threshold)
-DECODE_TOKENS, PROMPT_TOKENS = 32, 512
-# tokens of which a prompt's parts are multiples, if each has as many: rows of a tile of large GEMMs
-TILE = 128
-
-T = TypeVar("T")
 
 
 def cuts(batch: int, tokens: int, parts: int) -> list[tuple[slice, slice]]:
