@@ -126,10 +126,7 @@ class _Head(Head):
 def decode(document: bytes, *, origin: str) -> CalibrationProfile:
     """Turn a profile's JSON text into a profile; `origin` is what an error calls it, e.g. "profile 'a.json'".
 
-    Raises
-    ------
-    ProfileError
-        If it is not JSON, or breaks a rule; names the entry.
+    Raises ProfileError if it is not JSON, or breaks a rule; names the entry.
     """
     try:
         head = read_head(_Head, document, SCHEMA, origin, ProfileError)

@@ -188,10 +188,7 @@ class Routing:
     def read(cls, fields: Fields, experts: int, per_token: int) -> Self:
         """Return what a config.json says of it, with so many experts in a layer and for a token.
 
-        Raises
-        ------
-        UsageError
-            A token cannot choose its experts in this way.
+        Raises UsageError if a token cannot choose its experts in this way.
         """
         config = fields.config
         methods = ("greedy", "group_limited_greedy", "noaux_tc")

@@ -120,12 +120,8 @@ def read_quantization(config: Mapping[str, object], source: str, *, layers: int)
     """Return the precision of linear layers, of parts of them and of the KV cache.
 
     `config` is a parsed config.json, or the part of it that describes a decoder of so many `layers`; what is said of
-    later ones, which predict further tokens, is left out. Errors call it `source`.
-
-    Raises
-    ------
-    SpecError
-        If the quantisation is not known, or differs within a part of a layer; the field is named.
+    later ones, which predict further tokens, is left out. Errors call it `source`. Raises SpecError if the quantisation
+    is not known, or differs within a part of a layer; the field is named.
 
     Examples
     --------

@@ -380,12 +380,8 @@ _Result = TypeVar("_Result")
 def scenario_asked(scenario: Scenario | None, fields: Mapping[str, Any]) -> Scenario:
     """Return the scenario, or the one that the keywords make.
 
-    Raises
-    ------
-    UnknownNameError
-        A keyword is no argument of a scenario.
-    UsageError
-        Both were given, or the keywords make none.
+    Raises UnknownNameError if a keyword is no argument of a scenario; UsageError if both were given, or the keywords
+    make none.
     """
     _check(scenario, fields)
     return Scenario(**fields) if scenario is None else scenario
@@ -394,12 +390,7 @@ def scenario_asked(scenario: Scenario | None, fields: Mapping[str, Any]) -> Scen
 def point_asked(scenario: Scenario | None, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments and settings that were given, in one dict, as a point of a grid has them.
 
-    Raises
-    ------
-    UnknownNameError
-        A keyword is no argument of a scenario.
-    UsageError
-        A scenario and keywords were given.
+    Raises UnknownNameError if a keyword is no argument of a scenario; UsageError if a scenario and keywords were given.
     """
     _check(scenario, fields)
     given = dict(fields if scenario is None else scenario.given)

@@ -163,6 +163,9 @@ def run_to_file(
 ) -> int:
     """Predict every point of a grid, and write each chunk as it comes; returns how many points have figures.
 
+    Raises UsageError if the extension is unknown, the file cannot be written, or what was left is from another sweep;
+    MissingPackageError if Parquet needs pyarrow.
+
     Parameters
     ----------
     grid, how, executor
@@ -175,13 +178,6 @@ def run_to_file(
         Keep what an interrupted run of the same sweep has left.
     progress
         Called after each chunk.
-
-    Raises
-    ------
-    UsageError
-        The extension is unknown, the file cannot be written, or what was left is from another sweep.
-    MissingPackageError
-        Parquet needs pyarrow.
     """
     form = form or file_format(path)
     require(form)

@@ -25,23 +25,11 @@ class Parser(argparse.ArgumentParser):
         self.set_defaults(prog=self.prog)
 
     def error(self, message: str) -> NoReturn:
-        """Raise the error of an option that is missing or wrong.
-
-        Raises
-        ------
-        UsageError
-            Always.
-        """
+        """Raise the error of an option that is missing or wrong."""
         raise UsageError(message, hint=f"`{self.prog} --help` lists the options")
 
     def read(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Return the options of a command line.
-
-        Raises
-        ------
-        UsageError
-            An option is missing, unknown or wrong.
-        """
+        """Return the options of a command line; raises UsageError if an option is missing, unknown or wrong."""
         for name in (" ".join(argv[:count]) for count in (1, 2)):
             if name in self._gone:
                 raise UsageError(f"'{name}' is no command any more", hint=self._gone[name])

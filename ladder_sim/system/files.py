@@ -281,7 +281,8 @@ def append(path: Path, content: bytes) -> None:
 def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
     """Keep other processes from writing a file, which is created, or a folder.
 
-    The lock ends with the process, however that ends.
+    The lock ends with the process, however that ends. Raises UsageError if another process writes it; OSError if it
+    cannot be opened.
 
     Parameters
     ----------
@@ -289,13 +290,6 @@ def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
         File or folder.
     wait
         Until another process is done, instead of raising an error.
-
-    Raises
-    ------
-    UsageError
-        Another process writes it.
-    OSError
-        It cannot be opened.
     """
     while True:
         flags = os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT

@@ -29,6 +29,9 @@ STREAM_WAIT_S = 1e-6
 def rewire(graph: TraceGraph, variant: str, *, stream_wait_s: float = STREAM_WAIT_S) -> TraceGraph:
     """Return a trace whose forward passes have another wiring.
 
+    Raises UsageError if the variant needs kernels that a standard run does not have, or there are no transformer
+    blocks.
+
     Parameters
     ----------
     graph
@@ -39,11 +42,6 @@ def rewire(graph: TraceGraph, variant: str, *, stream_wait_s: float = STREAM_WAI
     stream_wait_s
         Time that a stream takes to wait for another. Used for all-reduces on the compute stream, where the trace does
         not show it.
-
-    Raises
-    ------
-    UsageError
-        The variant needs kernels that a standard run does not have, or there are no transformer blocks.
     """
     chosen = parse(variant)
     name = chosen.name

@@ -74,6 +74,8 @@ def compare_loads(
 ) -> LoadValidation:
     """Simulate measured loads, standard wiring.
 
+    Raises LadderSimError if none of them can be predicted; with the reason of the first.
+
     Parameters
     ----------
     results
@@ -86,11 +88,6 @@ def compare_loads(
         As in `ladder_sim.predict`.
     watch
         Is given the number of loads done so far.
-
-    Raises
-    ------
-    LadderSimError
-        None of them can be predicted; with the reason of the first.
     """
     compared, faults = [], []
     for number, result in enumerate(results, 1):

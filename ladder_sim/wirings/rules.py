@@ -143,6 +143,8 @@ def place(
 ) -> list[Placed]:
     """Return every block of a model with its rule; of tables that set the same key the last counts.
 
+    Raises WiringError if a table chooses no layer, has no effect, or contradicts another.
+
     Parameters
     ----------
     tables
@@ -153,11 +155,6 @@ def place(
         Layers among which the tables choose; the others are standard. By default all.
     strict
         Refuse tables that change nothing.
-
-    Raises
-    ------
-    WiringError
-        A table chooses no layer, has no effect, or contradicts another.
     """
     within = range(layers) if within is None else within
 

@@ -39,7 +39,8 @@ def recorded_steps(
 ) -> Iterator[int]:
     """Count through `warmups` and `steps`; the body of each iteration is profiled as one step.
 
-    Writes ``rankN.json.gz`` and an execution trace, ``rankN.execution.json.gz``, into `folder`.
+    Writes ``rankN.json.gz`` and an execution trace, ``rankN.execution.json.gz``, into `folder`. Raises UsageError if
+    `warmups` or `steps` is less than 1, or another process records into the folder.
 
     Parameters
     ----------
@@ -52,11 +53,6 @@ def recorded_steps(
     observe_steps
         Take the execution trace of the recorded steps too. It shows which operator reads the result of an asynchronous
         gloo collective, and makes each operator about 25 us slower.
-
-    Raises
-    ------
-    UsageError
-        `warmups` or `steps` is less than 1, or another process records into the folder.
     """
     if warmups < 1 or steps < 1:
         raise UsageError(

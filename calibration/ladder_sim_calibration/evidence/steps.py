@@ -68,6 +68,9 @@ MESSAGES = tuple(1024.0 * 4**power for power in range(11))
 class Evidence:
     """A folder, and the stages that fill it.
 
+    Raises LadderSimError if an option is wrong, or the folder holds results of other options: nothing has been measured
+    or changed then.
+
     Parameters
     ----------
     folder
@@ -78,11 +81,6 @@ class Evidence:
         With real links between them; 1: one rank stands for `--tp` of them.
     machine
         Its fingerprint (`ladder_sim_runtime.environment.environment`).
-
-    Raises
-    ------
-    LadderSimError
-        An option is wrong, or the folder holds results of other options: nothing has been measured or changed then.
     """
 
     def __init__(self, folder: Path, options: argparse.Namespace, ranks: int, machine: Mapping[str, Any]) -> None:

@@ -120,6 +120,8 @@ class Sample:
 class SampleStore:
     """A samples file, open for reading and appending.
 
+    Raises ProfileError if the file is of another machine or schema, or holds a malformed line.
+
     Parameters
     ----------
     path
@@ -128,11 +130,6 @@ class SampleStore:
         The machine that measures; None to read only.
     conditions
         What else the header says when it is begun: samples of other conditions may follow.
-
-    Raises
-    ------
-    ProfileError
-        The file is of another machine or schema, or holds a malformed line.
     """
 
     def __init__(

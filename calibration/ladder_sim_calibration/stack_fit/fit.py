@@ -52,6 +52,8 @@ def fit_stack(
 ) -> FitResult:
     """Fit `base` to end-to-end runs.
 
+    Raises UsageError if the runs are too few or too mixed, or the base is of another GPU.
+
     Parameters
     ----------
     runs
@@ -75,11 +77,6 @@ def fit_stack(
         Processes; by default one per CPU.
     created
         ISO date.
-
-    Raises
-    ------
-    UsageError
-        The runs are too few or too mixed, or the base is of another GPU.
     """
     if len(runs) < 2:
         raise UsageError(

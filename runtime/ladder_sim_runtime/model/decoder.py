@@ -40,6 +40,8 @@ T = TypeVar("T")
 class Decoder(nn.Module):
     """One rank's shard: its part of its stage's layers, on the first stage the embedding, on the last the LM head.
 
+    Raises InfeasibleError if the ranks do not divide the model.
+
     Parameters
     ----------
     config, engine
@@ -48,11 +50,6 @@ class Decoder(nn.Module):
         The ranks that share the model; may be replaced between passes, but for its place in the pipeline.
     positions
         Longest context of any pass, tokens.
-
-    Raises
-    ------
-    InfeasibleError
-        The ranks do not divide the model.
     """
 
     rope_2SK: Tensor
