@@ -198,7 +198,7 @@ class SweepReport(Report[SweepTable]):
             yield Remark("left out", said)
         if confidences := self.notes.confidences:
             yield Remark("evidence", evidence_text(*confidences.values(), wirings=self.compared))
-        if not sweep.how.intervals:
+        if not sweep.options.intervals:
             yield Remark("left out", "Intervals: --set intervals=true adds them, and takes longer.")
 
     def details(self) -> RenderableType:

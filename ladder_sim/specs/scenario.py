@@ -160,9 +160,9 @@ class Scenario:
         other = object.__new__(type(self))
         other._hold(**{each.name: parts.get(each.name, getattr(self, each.name)) for each in dataclasses.fields(self)})
         held = {
-            name: attrgetter(argument.holder.removesuffix(".name"))(other)
+            name: attrgetter(argument.attribute.removesuffix(".name"))(other)
             for name, argument in ARGUMENTS.items()
-            if argument.holder.partition(".")[0] in parts
+            if argument.attribute.partition(".")[0] in parts
         }
         # as the specs have them now, which may differ from what was typed
         settings = {name: other.setting(name) for name in other.settings}
@@ -199,7 +199,7 @@ class Scenario:
 
     def fields(self) -> dict[str, Any]:
         """Return its value for each argument, specs by name; the variant and settings left out."""
-        return {name: attrgetter(argument.holder)(self) for name, argument in ARGUMENTS.items()}
+        return {name: attrgetter(argument.attribute)(self) for name, argument in ARGUMENTS.items()}
 
     @property
     def chosen(self) -> Mapping[str, str]:

@@ -82,7 +82,7 @@ COORDINATES: Mapping[str, tuple[str, ...]] = {
 }
 
 # coordinates -> median seconds
-Points = dict[tuple[float, ...], float]
+SizedTimes = dict[tuple[float, ...], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,7 +296,7 @@ def layer_label(layer: Experts) -> str:
     return f"{layer.experts} of {layer.hidden} x {layer.width}, top {layer.top_k}"
 
 
-def medians(samples: Sequence[Sample]) -> dict[MeasuredOp, Points]:
+def medians(samples: Sequence[Sample]) -> dict[MeasuredOp, SizedTimes]:
     """Return the median of each point's samples, without ops that ran out of memory or overlapped others.
 
     Bursts count only where a point has nothing else.
