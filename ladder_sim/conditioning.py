@@ -184,14 +184,9 @@ def condition(
 def read_measured(text: str) -> tuple[Measured, dict[str, Any]]:
     """Return the figures of a measurement, as `condition` takes them, and the arguments of its scenario that it names.
 
-    Raises UsageError if a name is unknown, a value is not one, or the file holds several loads or no fixed number in
-    flight.
-
-    Parameters
-    ----------
-    text
-        ``tpot=19.3ms,ttft=200ms,tok/s=1500``, with the load and the plan where they are others than the scenario's:
-        ``tpot=19.3ms,concurrency=64,tp=4``; or a result file of a load generator.
+    Its text is ``tpot=19.3ms,ttft=200ms,tok/s=1500``, with the load and the plan where they are others than the
+    scenario's (``concurrency=64,tp=4``); or the name of a result file of a load generator. Raises UsageError if a name
+    is unknown, a value is not one, or the file holds several loads or no fixed number in flight.
     """
     if Path(text).is_file() or "=" not in text:
         return _of_file(Path(text))

@@ -337,17 +337,9 @@ def price(
 ) -> list[Prices]:
     """Price the ops of passes, equal ones once and all in one call, so that each table is looked up once.
 
-    Parts of a pass that are as large as each other have the same prices.
-
-    Parameters
-    ----------
-    costs
-        Prices ops of any size.
-    passes
-        Phase and sizes of each. Where passes differ in context only (`Sizes.apart_from_context`), nothing changes but
-        what reads it.
-    distinct
-        Of each pass: the ops of one token that may run in it, by number.
+    Parts of a pass that are as large as each other have the same prices. Where passes differ in context only
+    (`Sizes.apart_from_context`), nothing changes but what reads it. `distinct` has the ops of one token that may run in
+    each pass, by number.
     """
     places: list[tuple[int, int, int]] = []
     sized: list[Op] = []

@@ -281,15 +281,8 @@ def append(path: Path, content: bytes) -> None:
 def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
     """Keep other processes from writing a file, which is created, or a folder.
 
-    The lock ends with the process, however that ends. Raises UsageError if another process writes it; OSError if it
-    cannot be opened.
-
-    Parameters
-    ----------
-    path
-        File or folder.
-    wait
-        Until another process is done, instead of raising an error.
+    The lock ends with the process, however that ends. With `wait` it comes once another process is done. Raises
+    UsageError if another process writes it; OSError if it cannot be opened.
     """
     while True:
         flags = os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT

@@ -138,14 +138,9 @@ class RunCheck(Answer):
     def require(self, **bounds: float) -> None:
         """Raise unless every error is within its bound, and every measurement is sharp enough to say so.
 
-        Raises BoundError if an error is beyond its bound, a measurement is undecided, or a wiring did not run;
-        UsageError if there is no such quantity.
-
-        Parameters
-        ----------
-        **bounds
-            Largest error allowed by quantity, one of `QUANTITIES`, as a share. Speedup of the upper bound, of which the
-            runtime has no such request, is not judged.
+        Bounds are the largest errors allowed, by quantity (`QUANTITIES`), as shares. Speedup of the upper bound, of
+        which the runtime has no such request, is not judged. Raises BoundError if an error is beyond its bound, a
+        measurement is undecided, or a wiring did not run; UsageError if there is no such quantity.
         """
         for name in bounds:
             if name not in QUANTITIES:

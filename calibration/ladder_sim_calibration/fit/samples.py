@@ -118,18 +118,10 @@ class Sample:
 
 
 class SampleStore:
-    """A samples file, open for reading and appending.
+    """A samples file, open for reading and appending; created if it is missing, read only without an `environment`.
 
-    Raises ProfileError if the file is of another machine or schema, or holds a malformed line.
-
-    Parameters
-    ----------
-    path
-        The file; created if it is missing.
-    environment
-        The machine that measures; None to read only.
-    conditions
-        What else the header says when it is begun: samples of other conditions may follow.
+    `conditions` are what else the header says when it is begun: samples of other conditions may follow. Raises
+    ProfileError if the file is of another machine or schema, or holds a malformed line.
     """
 
     def __init__(

@@ -109,12 +109,7 @@ class Testbed:
     def overlap(self, phase: Phase, size_bytes: float, message_s: float) -> OverlapTime:
         """Time all-reduces and a pass without communication at the same time, on the slowest rank.
 
-        Parameters
-        ----------
-        phase
-            Of the pass.
-        size_bytes, message_s
-            An all-reduce, and how long it takes alone.
+        The pass is of a `phase`; an all-reduce of `size_bytes` takes `message_s` alone.
         """
         phase_s = self.compute_only()[PHASES.index(phase)]
         scenario = scenario_of(self.scenario, "upper-bound")

@@ -61,14 +61,8 @@ def time_collective(comm: Communicator, kind: str, size_bytes: float) -> float:
 def time_kernels(run: Callable[[], None], expected: Sequence[Op]) -> list[tuple[OpKey, float]]:
     """Return the seconds from each kernel of one pass to the next one's start; their sum is the whole pass.
 
-    Raises ValueError if the pass runs other kernels than these.
-
-    Parameters
-    ----------
-    run
-        Runs the pass, without communication.
-    expected
-        The simulator's ops of the pass.
+    `run` runs the pass, without communication; `expected` are the simulator's ops of it. Raises ValueError if the pass
+    runs other kernels than these.
     """
     kinds: list[str] = []
     starts_s: list[float] = []
