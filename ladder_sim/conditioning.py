@@ -284,16 +284,9 @@ def explained(
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the expected logarithms of the factors, and their covariance, given how far figures lie apart.
 
-    Parameters
-    ----------
-    apart
-        Logarithm of each measured figure over its prediction.
-    by_factor
-        What each factor's logarithm changes in them, shape (figures, factors).
-    row_sd
-        Standard deviation of what is of one row alone, of each.
-    elsewhere
-        Whether other loads or plans are to be predicted; the load itself takes what it measured on any server.
+    `apart` is the logarithm of each measured figure over its prediction, `by_factor` what each factor's logarithm
+    changes in them, shape (figures, factors), and `row_sd` the standard deviation of what is of one row alone.
+    `elsewhere`: other loads or plans are to be predicted; the load itself takes what it measured on any server.
     """
     variance = np.square([factor.spread for factor in FACTORS.values()])
     rows = np.diag(np.square(row_sd))

@@ -292,18 +292,9 @@ def forward_passes(
 ) -> dict[str, list[ForwardPass]]:
     """Simulate passes of each of several variants; the ops of all are priced in one call.
 
-    Parameters
-    ----------
-    scenario, variants, costs
-        Everything but the variant; residual wirings; times of their ops.
-    passes
-        Phase and sizes of each; sizes of one pass are all of one form (`ladder_sim.graph.techniques.forms`).
-    engine
-        ``"fast"`` or ``"des"``.
-    keep
-        Periods of each run of identical layers that are simulated at first.
-    follow
-        As `ForwardPass` takes it.
+    `passes` are the phase and sizes of each; sizes of one pass are all of one form
+    (`ladder_sim.graph.techniques.forms`). `keep` periods of each run of identical layers are simulated at first.
+    `follow` is as `ForwardPass` takes it.
     """
     inputs = PassInputs.of(scenario)
     kinds = [(phase, int(np.max(form(inputs, phase, sizes.tokens)))) for phase, sizes in passes]

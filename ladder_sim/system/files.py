@@ -97,20 +97,10 @@ def read_bytes(
     unpack: bool = False,
     error: type[LadderSimError] = SpecError,
 ) -> bytes:
-    """Read a file.
+    """Read a file, unpacked to `limit_bytes` at most.
 
-    Parameters
-    ----------
-    path
-        The file.
-    what
-        What it should be, for the hint of an error, e.g. "a config.json".
-    limit_bytes
-        Size that it may have, unpacked.
-    unpack
-        Whether it may be gzipped.
-    error
-        What to raise if it is missing, unreadable, no regular file, damaged or too large.
+    `what` it should be is for the hint of an error, e.g. "a config.json"; with `unpack` it may be gzipped. Raises
+    `error` if it is missing, unreadable, no regular file, damaged or too large.
     """
     name = shown_path(path)
     try:
