@@ -206,15 +206,9 @@ class PassKernels:
 def pass_ops(scenario: Scenario | PassInputs, phase: Phase, kv_len: int) -> list[Op]:
     """Return every op of a rank's forward pass at its size, in issue order.
 
-    Parameters
-    ----------
-    scenario
-        Model, workload, stack, plan and variant.
-    phase
-        ``"prefill"`` runs every prompt token, ``"decode"`` one token per sequence, ``"mixed"`` that and a prompt.
-    kv_len
-        Tokens of context the step attends to, its own included. A static-cache (``math``) attention reads
-        ``prompt + gen`` whatever the context.
+    Phase ``"prefill"`` runs every prompt token, ``"decode"`` one token per sequence, ``"mixed"`` that and a prompt. A
+    step attends to `kv_len` tokens of context, its own included; a static-cache (``math``) attention reads ``prompt +
+    gen`` whatever the context.
     """
     inputs = scenario if isinstance(scenario, PassInputs) else PassInputs.of(scenario)
     stack, workload, kernels = inputs.stack, inputs.workload, PassKernels(inputs, phase, kv_len)

@@ -166,21 +166,10 @@ def run_to_file(
 ) -> int:
     """Predict every point of a grid, and write each chunk as it comes; returns how many points have figures.
 
-    Raises UsageError if the extension is unknown, the file cannot be written, or what was left is from another sweep;
-    MissingPackageError if Parquet needs pyarrow.
-
-    Parameters
-    ----------
-    grid, options, executor
-        As in `run`.
-    path
-        File; it appears when the sweep is complete.
-    form
-        ``"csv"``, ``"jsonl"`` or ``"parquet"``; by default what the extension says.
-    resume
-        Keep what an interrupted run of the same sweep has left.
-    progress
-        Called after each chunk.
+    The file appears when the sweep is complete; its form is ``"csv"``, ``"jsonl"`` or ``"parquet"``, by default what
+    the extension says. `resume` keeps what an interrupted run of the same sweep has left. Raises UsageError if the
+    extension is unknown, the file cannot be written, or what was left is from another sweep; MissingPackageError if
+    Parquet needs pyarrow.
     """
     form = form or file_format(path)
     require(form)
