@@ -225,7 +225,7 @@ def _scenario(result: Result, given: Mapping[str, Any], overrides: Mapping[str, 
         )
     # each replica has a request, whatever comes
     replicas = arguments.get("dp", 1) * arguments.get("attention_dp", 1)
-    return Scenario(**arguments, concurrency=replicas, overrides=overrides)
+    return Scenario(**arguments, concurrency=max(1, replicas), overrides=overrides)
 
 
 def _requests(result: Result) -> Traffic | Sequence[Request]:
