@@ -390,7 +390,7 @@ def _lacking(never: Iterable[tuple[str, str]], *, served: bool) -> str:
 def _evidence(
     confidence: Confidence, wirings: Collection[str] | None
 ) -> tuple[str, str, Mapping[tuple[str, str], None]]:
-    """Return the runs that are the most like a scenario, their errors, and what they lack of it, as `_lacked` says it."""
+    """Return the runs that are the most like a scenario, their errors, and what they lack, as `_lacked` says it."""
     scenario, (cluster, runs) = confidence.scenario, confidence.compared
     served, what, engine, errors = isinstance(runs, ServingCheck), "runs", runs.stack, ""
     absent, models = _absent(confidence), runs.models
