@@ -148,6 +148,13 @@ def _engine(scenario: Scenario) -> Iterator[str]:
         yield Caution(
             f"stack '{stack.name}' runs on NVIDIA GPUs alone: {gpu.name} states no compute_capability", DECISIVE
         )
+    by_hand = {"stack.cuda_graphs", "stack.eager_launch_s"} & scenario.settings.keys()
+    if stack.cuda_graphs == "off" and by_hand == {"stack.cuda_graphs"}:
+        yield Caution(
+            f"without CUDA graphs a launch takes {format_seconds(stack.eager_launch_s)} (stack.eager_launch): what the "
+            "engine's Python adds was not measured, and real steps are slower",
+            DECISIVE,
+        )
 
 
 def _model(scenario: Scenario) -> Iterator[str]:
