@@ -194,8 +194,10 @@ def versus(
         typer.Option(help="Requests per second: GPUs that the leading options need.", rich_help_panel=LOAD),
     ] = 0.0,
     slo: Annotated[
-        str | None,
-        typer.Option(help="Bounds on times at that rate, e.g. ttft_p95=500ms,tpot_p95=30ms.", rich_help_panel=LOAD),
+        list[str] | None,
+        typer.Option(
+            help="Bounds on times at that rate, e.g. ttft_p95=500ms,tpot_p95=30ms; repeatable.", rich_help_panel=LOAD
+        ),
     ] = None,
     requests: Annotated[int, typer.Option(help="How many are simulated.", rich_help_panel=LOAD)] = 500,
     seeds: Annotated[int, typer.Option(help="Seeds to simulate.", rich_help_panel=LOAD)] = 3,
@@ -234,14 +236,14 @@ def versus(
         return
     if write_ is not None:
         raise UsageError("--write: there is nothing to write", hint="--search space.toml finds a wiring")
-    if (slo is None) != (not rate):
+    if (not slo) != (not rate):
         raise UsageError("--rate and --slo: must be given together", hint="e.g. --rate 20 --slo ttft_p95=500ms")
     bounds = None
-    if slo is not None:
+    if slo:
         # imported where they are needed: they take as long as the rest of the answer's modules
         from ladder_sim.serving import SLO, Lengths, Traffic
 
-        bounds = SLO.parse(slo)
+        bounds = SLO.parse(",".join(slo))
     # requests of a rate are in flight
     scenario = scenario_at({**({"stack": "vllm"} if bounds else {}), **asked.point("technique")})
     how = asked.how("ignore_memory")

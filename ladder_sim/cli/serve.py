@@ -17,7 +17,7 @@ Variants = Annotated[
     list[str] | None,
     typer.Option(help="As in predict; standard and ladder by default.", rich_help_panel=ASKED),
 ]
-_SLO = "Bounds on times, e.g. ttft_p95=500ms,tpot_p95=30ms."
+_SLO = "Bounds on times, e.g. ttft_p95=500ms,tpot_p95=30ms; repeatable."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ def serve(
             rich_help_panel=LOAD,
         ),
     ] = None,
-    slo: Annotated[str | None, typer.Option(help=_SLO, rich_help_panel=LOAD)] = None,
+    slo: Annotated[list[str] | None, typer.Option(help=_SLO, rich_help_panel=LOAD)] = None,
 ) -> None:
     """Simulate requests that arrive under load, one by one, and show their times for each variant."""
     from ladder_sim.serving.serve import serve as simulate
@@ -103,7 +103,7 @@ def serve(
         served = simulate(
             **_load(context, asked),
             trace=trace,
-            slo=slo,
+            slo=",".join(slo) if slo else None,
             usd_per_gpu_hour=price,
             record=output.plot is not None or perfetto is not None,
             watch=progress,
@@ -116,7 +116,7 @@ def serve(
 
 def capacity(
     context: typer.Context,
-    slo: Annotated[str, typer.Option(help=_SLO, rich_help_panel=LOAD)],
+    slo: Annotated[list[str], typer.Option(help=_SLO, rich_help_panel=LOAD)],
     variant: Variants = None,
     price: flags.Price = None,
 ) -> None:
@@ -129,7 +129,7 @@ def capacity(
     with Progress(1, "points") as progress:
         need = search(
             **_load(context, asked),
-            slo=slo,
+            slo=",".join(slo),
             usd_per_gpu_hour=price,
             curves=output.plot is not None,
             watch=progress,

@@ -362,12 +362,17 @@ def evidence_text(*confidences: Confidence, wirings: Collection[str] | None = No
 
     `wirings`: the variants that the answer is about; by default all.
     """
-    never: dict[str, dict[tuple[str, str], None]] = {}
+    never: dict[tuple[str, str], dict[tuple[str, str], None]] = {}
     for each in confidences:
-        nearest, absent = _evidence(each, wirings)
-        never.setdefault(nearest, {}).update(absent)
+        runs, errors, absent = _evidence(each, wirings)
+        never.setdefault((runs, errors), {}).update(absent)
     served = any(each.scenario.workload.concurrency is not None for each in confidences)
-    return " ".join(f"{_lacking(absent, served=served)}{nearest}" for nearest, absent in never.items())
+    # runs are named once: errors, which are of their own engine and kind of model, with them
+    parts: dict[str, str] = {}
+    for runs, errors in sorted(never, key=lambda nearest: not nearest[1]):
+        lacked = _lacking(never[runs, errors], served=served)
+        parts[runs] = f"{parts[runs]} {lacked}".rstrip() if runs in parts else f"{lacked}Nearest: {runs}{errors}."
+    return " ".join(parts.values())
 
 
 def _lacking(never: Iterable[tuple[str, str]], *, served: bool) -> str:
@@ -382,8 +387,10 @@ def _lacking(never: Iterable[tuple[str, str]], *, served: bool) -> str:
     return f"Never measured{' under load' if served else ''}: {', '.join(texts[:_TOLD])}{others}. "
 
 
-def _evidence(confidence: Confidence, wirings: Collection[str] | None) -> tuple[str, Mapping[tuple[str, str], None]]:
-    """Return the runs that are the most like a scenario, and what of it they did not have, as `_lacked` says it."""
+def _evidence(
+    confidence: Confidence, wirings: Collection[str] | None
+) -> tuple[str, str, Mapping[tuple[str, str], None]]:
+    """Return the runs that are the most like a scenario, their errors, and what they lack, as `_lacked` says it."""
     scenario, (cluster, runs) = confidence.scenario, confidence.compared
     served, what, engine, errors = isinstance(runs, ServingCheck), "runs", runs.stack, ""
     absent, models = _absent(confidence), runs.models
@@ -409,8 +416,7 @@ def _evidence(confidence: Confidence, wirings: Collection[str] | None) -> tuple[
     lacked = (_lacked(scenario, part, absent[part], served=served) for part in absent)
     models = tuple(sorted(models, key=lambda model: model != scenario.model.name))
     named = ", ".join(models[:_NAMED]) + (f" and {more} more" if (more := len(models) - _NAMED) > 0 else "")
-    nearest = f"Nearest: {what} of {named} ({engine}, {cluster.gpu.name}){errors}."
-    return nearest, dict.fromkeys([*unlike, *asked, *lacked])
+    return f"{what} of {named} ({engine}, {cluster.gpu.name})", errors, dict.fromkeys([*unlike, *asked, *lacked])
 
 
 def _lacked(scenario: Scenario, part: str, details: Sequence[str], *, served: bool) -> tuple[str, str]:

@@ -244,7 +244,21 @@ class Served(Answer, Mapping[str, ServedVariant]):
     def cautions(self) -> tuple[str, ...]:
         """What the reader should know, one sentence each."""
         overloads = (f"{name}: {text}" for name, each in self.variants.items() if (text := each.overload))
-        return (*overloads, *filter(None, [self.variants[self.first].outcome.caution, self.in_step]))
+        return (
+            *self._unlike,
+            *overloads,
+            *filter(None, [self.variants[self.first].outcome.caution, self.in_step]),
+        )
+
+    @property
+    def _unlike(self) -> Iterator[str]:
+        """Yield what a server would not have done with these requests, or did not do."""
+        model, context = self.service.scenario.model, self.service.context
+        if context > model.max_positions:
+            yield f"context of {context} tokens: '{model.name}' was made for {model.max_positions}"
+        if isinstance(self.load, Trace) and (failed := self.load.failed):
+            sent = failed + self.service.requests
+            yield f"{failed} of {sent} requests of the trace have no answer, and are left out"
 
     @property
     def interval_note(self) -> str:

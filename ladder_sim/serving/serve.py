@@ -145,7 +145,8 @@ def serve(
 def _placed(arguments: Mapping[str, Any]) -> Scenario:
     """Return the scenario with a request on each replica."""
     replicas = arguments.get("dp", 1) * arguments.get("attention_dp", 1)
-    return Scenario(**arguments, concurrency=replicas)
+    # of degrees below 1, which are no number of requests, the plan says so
+    return Scenario(**arguments, concurrency=max(1, replicas))
 
 
 def _prefill(

@@ -138,8 +138,23 @@ def scenario_warnings(scenario: Scenario) -> tuple[str, ...]:
     >>> scenario_warnings(Scenario(model="405b", nodes=2))
     ('8 KV heads on 16 ranks: each KV head is held by 2 ranks',)
     """
-    subjects = (_model, _precision, _ranks, _techniques, _links, _settings, _idle)
+    subjects = (_engine, _model, _precision, _ranks, _techniques, _links, _settings, _idle)
     return tuple(line for subject in subjects for line in subject(scenario))
+
+
+def _engine(scenario: Scenario) -> Iterator[str]:
+    stack, gpu = scenario.stack, scenario.cluster.gpu
+    if stack.nvidia_only and not gpu.compute_capability:
+        yield Caution(
+            f"stack '{stack.name}' runs on NVIDIA GPUs alone: {gpu.name} states no compute_capability", DECISIVE
+        )
+    by_hand = {"stack.cuda_graphs", "stack.eager_launch_s"} & scenario.settings.keys()
+    if stack.cuda_graphs == "off" and by_hand == {"stack.cuda_graphs"}:
+        yield Caution(
+            f"without CUDA graphs a launch takes {format_seconds(stack.eager_launch_s)} (stack.eager_launch): what the "
+            "engine's Python adds was not measured, and real steps are slower",
+            DECISIVE,
+        )
 
 
 def _model(scenario: Scenario) -> Iterator[str]:
@@ -218,6 +233,7 @@ def _links(scenario: Scenario) -> Iterator[str]:
                 f"{short_name(name)} of {format_seconds(floor_s)} is below the {format_seconds(least_s)} that NCCL "
                 f"takes {where} by links without latency: the latency of a link is {tier}.hop_latency",
                 DECISIVE,
+                f"{short_name(name)} {format_seconds(floor_s)}",
             )
 
 

@@ -207,6 +207,8 @@ class StackSpec:
     """In decode shared experts run on a stream of their own, next to the routed ones."""
     padded_share: Share = 0.0
     """Share of peak at which padded experts in fp8 blocks are multiplied on Hopper; 0: experts are not padded."""
+    nvidia_only: bool = False
+    """Whether the engine runs on NVIDIA GPUs alone, which state a compute capability."""
     fp8_kv_cache: bool = False
     """The KV cache is fp8 by default where activations have 8 bits or fewer."""
     step_tokens: Tokens = 0

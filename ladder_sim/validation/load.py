@@ -17,6 +17,7 @@ from ladder_sim.serving.requests.traffic import Traffic
 from ladder_sim.serving.service import Service
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.scenario_warnings import DECISIVE, Caution
 from ladder_sim.validation.campaigns import server_of
 from ladder_sim.validation.compare import ErrorStats, Quantity, check_error, error_stats
 from ladder_sim.validation.serving_names import cluster_name, format_name, stack_name
@@ -25,6 +26,8 @@ from ladder_sim.validation.serving_names import cluster_name, format_name, stack
 _ENGINES = {"trt": "trtllm", "tensorrt-llm": "trtllm"}
 # columns of a published load that say what served it
 _DEPLOYMENT = ("model", "cluster", "stack", "dtype", "tp", "ep", "attention_dp")
+# ... as far as a file that says it does not guess
+_STATED = frozenset({"model", "cluster", "dtype", "tp", "ep"})
 # without it nothing is predicted, with an example
 _NEEDED = {"model": "70b", "cluster": "h100-sxm", "tp": "8", "stack": "vllm"}
 
@@ -157,7 +160,7 @@ def _compare(
             name: Quantity(measured=measured, predicted=predicted[name]) for name, measured in result.figures.items()
         },
         confidence=served.confidence,
-        cautions=(*_failures(result), *served.cautions, served.interval_note),
+        cautions=(*_otherwise(result, scenario, given), *_failures(result), *served.cautions, served.interval_note),
     )
 
 
@@ -170,6 +173,28 @@ def _failures(result: Result) -> tuple[str, ...]:
         f"{result.failed} of {sent} requests failed where it was measured, and are left out: the server had less to do "
         "than the load says",
     )
+
+
+def _otherwise(result: Result, scenario: Scenario, given: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return a note on what the file says otherwise than is given; a client's own names say nothing."""
+    ours, theirs = scenario.fields(), {}
+    for name in given.keys() & _STATED:
+        try:
+            said = _said(result.server, {key: value for key, value in given.items() if key != name}).get(name)
+            if said and name == "model":
+                spec = catalog.model(said)
+                said = spec.name
+                if "dtype" not in given:
+                    theirs["dtype"] = spec.weights_dtype
+        except LadderSimError:
+            continue
+        if said:
+            theirs[name] = said
+    other = [name for name in _DEPLOYMENT if theirs.get(name, ours[name]) != ours[name]]
+    if not other:
+        return ()
+    measured, predicted = (", ".join(f"{name} {values[name]}" for name in other) for values in (theirs, ours))
+    return (Caution(f"the file says that it measured {measured}; predicted is {predicted}, as given", DECISIVE),)
 
 
 def _scenario(result: Result, given: Mapping[str, Any], overrides: Mapping[str, Any]) -> Scenario:
@@ -186,7 +211,7 @@ def _scenario(result: Result, given: Mapping[str, Any], overrides: Mapping[str, 
         )
     # each replica has a request, whatever comes
     replicas = arguments.get("dp", 1) * arguments.get("attention_dp", 1)
-    return Scenario(**arguments, concurrency=replicas, overrides=overrides)
+    return Scenario(**arguments, concurrency=max(1, replicas), overrides=overrides)
 
 
 def _requests(result: Result) -> Traffic | Sequence[Request]:

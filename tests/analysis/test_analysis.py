@@ -37,6 +37,11 @@ def test_breakeven_is_where_single_predictions_cross() -> None:
         assert np.sign(there - found.target) == side
 
 
+def test_breakeven_says_once_where_a_warning_holds() -> None:
+    warnings = breakeven(Scenario(model="405b", nodes=2), "inter.allreduce_floor", "5:100us").notes.warnings
+    assert any(text.startswith("inter.allreduce_floor of 5.00 us is below") for text in warnings)
+
+
 def test_breakeven_of_a_whole_number_is_the_first_beyond(monkeypatch: pytest.MonkeyPatch) -> None:
     """The scan is coarse: the first batch beyond lies between two scanned ones."""
     monkeypatch.setattr(breakevens, "SCANNED", 4)
@@ -232,6 +237,15 @@ def test_compare_keeps_the_warnings_of_predict() -> None:
         "fp16 uses the bf16 tables: the same bytes and tensor-core rate"
     ]
     assert any(text.startswith("h100-pcie: stack 'vllm' does not use its own all-reduce") for text in warnings)
+
+
+@pytest.mark.parametrize("stacks", [["gpt-fast", "vllm"], ["vllm", "gpt-fast"]])
+def test_compare_names_the_runs_of_two_engines_once(stacks: list[str]) -> None:
+    """Regression: the same runs of gpt-fast stood there twice, once with their errors."""
+    text = " ".join(str(compare(None, stacks, ["ladder"], model="70b")).split())
+    assert text.count("Nearest: ") == 1
+    assert "left-out error TPOT" in text
+    assert "Never measured: static batches of dense models under vllm" in text
 
 
 def test_stacks_are_not_ranked() -> None:

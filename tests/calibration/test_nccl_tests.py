@@ -155,8 +155,8 @@ def test_json_output_with_an_object_for_each_placement(tmp_path: Path) -> None:
             "type": "float",
             "redop": "sum",
             "root": -1,
-            "out_of_place": {"time": 9.0, "alg_bw": 1.0, "bus_bw": 1.875, "nwrong": 0},
-            "in_place": {"time": 8.0, "alg_bw": 2.0, "bus_bw": 3.75, "nwrong": int(size == 64)},
+            "out_of_place": {"time": 9.0, "alg_bw": size / 9e3, "bus_bw": 1.875 * size / 9e3, "nwrong": 0},
+            "in_place": {"time": 8.0, "alg_bw": size / 8e3, "bus_bw": 1.875 * size / 8e3, "nwrong": int(size == 64)},
         }
         for size in (0, 16, 32, 64)
     ]
@@ -202,11 +202,12 @@ def test_csv(tmp_path: Path) -> None:
     [
         ("a.log", "", "", "0 rows of measurements"),
         ("a.log", "# nothing but comments\nand talk\n", "", "0 rows of measurements"),
-        ("a.log", "8 2 float sum -1 1 1 1 0 1 1 1 0", "", "1 rows of measurements"),
+        ("a.log", "8 2 float sum -1 1 0 0 0 1 0 0 0", "", "1 rows of measurements"),
         ("a.log", log().replace(" 40.00 ", " 0.00 "), ":23", "time is 0.00 us: must be above 0"),
         ("a.log", log().replace(" 40.00 ", " -3.1 "), ":23", "time is -3.1 us: must be above 0"),
         ("a.log", log().replace(" 40.00 ", " nan "), ":23", "time is nan us"),
         ("a.log", log().replace(" 40.00 ", " fast "), ":23", "time is 'fast': must be a number"),
+        ("a.log", log().replace(" 711.09 ", " 0.711 "), ":31", "134217728 bytes in 0.711 us are 1.89e+05 GB/s, but"),
         ("a.log", log() + "\n" + log(), "", "sizes must increase"),
         ("a.log", log().replace("float sum", "half sum", 1), ":24", "several operations (float sum -1 after half sum"),
         ("a.log", log().replace("float sum", "float max", 1), ":24", "several operations"),
@@ -226,6 +227,29 @@ def test_bad_files(tmp_path: Path, name: str, text: str, line: str, rule: str) -
     assert caught.value.message.startswith(f"{path}{line}")
     assert rule in caught.value.message
     assert caught.value.hint
+
+
+def test_times_that_no_kernel_takes_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Regression: seconds in a column of microseconds were collectives a million times too fast."""
+    file = write(tmp_path / "a.csv", "bytes,time_us\n8192,0.00003\n1048576,0.00007\n")
+    across = ("--cluster", "h100-sxm", "--nodes", "2", "--ranks-per-node", "8", "--out", str(tmp_path / "a.toml"))
+    for options in (across, ("--base", "h100-sxm", "--ranks", "8", "--out", str(tmp_path / "a.json.gz"))):
+        assert main(["import", "nccl-tests", str(file), *options]) == 2
+        assert "3e-05 us is less than one kernel takes on H100 SXM5 80GB, 2.5 us" in capsys.readouterr().err
+
+
+def test_an_odd_size_and_another_gpu_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Regression: a log of H100s became the fabric of A100s, and one odd size its time, without a word."""
+    file = write(tmp_path / "a.csv", "bytes,time_us\n8192,30\n16384,10\n1048576,70\n")
+    where = ["--nodes", "2", "--ranks-per-node", "8", "--out", str(tmp_path / "a.toml")]
+    assert main(["import", "nccl-tests", str(file), "--cluster", "h100-sxm", *where]) == 0
+    assert "warning: 1 sizes, the first of 16384 bytes, took less than the size before" in capsys.readouterr().err
+    said = "warning: the file was measured on NVIDIA H100 80GB HBM3, and is taken for"
+    for cluster, other in (("h100-p5", ""), ("a100-sxm-roce", f"{said} A100 SXM4 80GB")):
+        assert main(["import", "nccl-tests", str(write(tmp_path / "a.log", log())), "--cluster", cluster, *where]) == 0
+        errors = capsys.readouterr().err
+        assert other in errors
+        assert (said in errors) == bool(other)
 
 
 def test_missing_and_binary_files(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ladder_sim.errors import ProfileError
 from ladder_sim_calibration.fit.samples import Sample, SampleStore
 from tests.conftest import REPO
+from tests.support.waiting import HANG_S
 
 HERE = {"cpu": "one", "torch": "2"}
 
@@ -93,7 +94,7 @@ for m in range(1, 6):
         assert writer.stdin is not None
         writer.stdin.write("\n")
         writer.stdin.flush()
-    assert [writer.wait(60) for writer in writers] == [0] * 4
+    assert [writer.wait(HANG_S) for writer in writers] == [0] * 4
     for writer in writers:
         writer.communicate()
     assert len(SampleStore(path, HERE).samples) == 20

@@ -47,6 +47,29 @@ def predictions() -> dict[str, Prediction]:
 # definitions
 
 
+def test_an_engine_of_nvidia_on_another_gpu_is_said_so() -> None:
+    """Regression: TensorRT-LLM was predicted on AMD without a word."""
+    text = "stack 'trtllm' runs on NVIDIA GPUs alone: MI300X 192GB states no compute_capability"
+    for stack, cluster, said in (("trtllm", "mi300x", True), ("vllm", "mi300x", False), ("trtllm", "l40s-pcie", False)):
+        warnings = predict_one(Scenario(model="8b", tp=2, cluster=cluster, stack=stack)).confidence.warnings
+        assert (text in warnings) == said
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ({}, False),
+        ({"stack.cuda_graphs": "off"}, True),
+        ({"stack.cuda_graphs": "off", "stack.eager_launch": "20us"}, False),
+    ],
+)
+def test_launches_that_nobody_measured_are_said(overrides: dict[str, str], said: bool) -> None:
+    """Regression: --enforce-eager left a decode step of 3.16 ms as it was, without a word."""
+    scenario = Scenario(model="8b", tp=4, stack="vllm", overrides=overrides)
+    warnings = predict_one(scenario).confidence.warnings
+    assert any(text.startswith("without CUDA graphs a launch takes") for text in warnings) == said
+
+
 def test_pcie_nodes_pay_nccl_and_ladder_hides_it() -> None:
     """70B on eight H100 PCIe under vLLM: 1.15 would be the gain over kernels that vLLM does not run there."""
     scenario = Scenario(model="70b", cluster="h100-pcie", stack="vllm", dtype="fp8")

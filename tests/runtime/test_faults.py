@@ -332,14 +332,18 @@ def test_a_rank_whose_graph_does_not_end_is_named() -> None:
 
 # the main threads wait for their GPUs
 STUCK = """
-import threading
+import itertools, threading
 import torch.distributed as dist
 from ladder_sim_runtime.comm import heartbeat
 heartbeat._LOOK_S = heartbeat.BEAT_S
 store = dist.HashStore()
-for rank in (1, 0):
-    beats = heartbeat.Heartbeat(store, rank, 2)
-    beats.follow(lambda: heartbeat.RankProgress(4, 3, running=True))
+def progress():
+    # the other one beats whenever this one does, on a busy machine too
+    store.set("alive/1", f"{next(others)} 4 3 1 0")
+    return heartbeat.RankProgress(4, 3, running=True)
+others = itertools.count(1)
+beats = heartbeat.Heartbeat(store, 0, 2)
+beats.follow(progress)
 beats.end_if_stuck(1.0)
 threading.Event().wait()
 """

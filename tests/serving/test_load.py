@@ -437,6 +437,8 @@ def test_the_command_prints_tables_json_and_csv(tmp_path: Path) -> None:
         (("--rate", "1", "--slo", "ttft_p95"), "must be METRIC_PERCENTILE=TIME"),
         (("--rate", "1", "--slo", "ttft_p42=1s"), "unknown percentile 'p42'"),
         (("--rate", "1", "--slo", "ttft_p95=1s,ttft_p95=2s"), "ttft_p95 is promised twice"),
+        (("--rate", "1", "--slo", "ttft_p95=1s", "--slo", "ttft_p95=2s"), "ttft_p95 is promised twice"),
+        (("--rate", "1", "--dp", "0"), "dp is 0: must be a whole number from 1"),
         (("--rate", "1", "--set", "router=best"), "unknown router 'best'"),
         (("--rate", "1", "--requests", "0"), "requests is 0: must be a whole number from 1"),
         (("--rate", "1", "--trace", "x"), "rate 1.0 with a trace: a trace has its own times"),
@@ -461,3 +463,10 @@ def test_bad_flags_are_named(flags: tuple[str, ...], shown: str) -> None:
     result = run("serve", *given, *flags)
     assert result.code == 2
     assert shown in result.err
+
+
+def test_every_slo_counts() -> None:
+    """Regression: the last one alone was kept."""
+    answer = run("serve", *FLAGS, "--rate", "1", "--slo", "ttft_p95=1us", "--slo", "tpot_p95=10s")
+    assert "SLO TTFT p95 1 us, TPOT p95 10 s" in " ".join(answer.out.split())
+    assert "TTFT p95 is" in answer.out.splitlines()[0]

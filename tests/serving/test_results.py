@@ -89,6 +89,15 @@ def test_bench_serving_of_sglang() -> None:
     assert result.figures["tokens_per_s"] == 245.6
 
 
+def test_tokens_that_sglang_drafted_are_not_compared_with_others(tmp_path: Path) -> None:
+    """Regression: a step that makes 2.7 tokens was compared with one that makes one."""
+    document = json.loads(SGLANG.read_text("utf-8").splitlines()[1])
+    path = tmp_path / "result.jsonl"
+    path.write_text(json.dumps(document | {"accept_length": 2.7}), "utf-8")
+    (result,) = read_results(path)
+    assert "speculative decoding (2.7 tokens a step)" in result.left_out
+
+
 def test_genai_perf() -> None:
     result = one(GENAI_PERF)
     assert (result.tool, result.concurrency, result.server["model"]) == ("GenAI-Perf", 30, "llama-70b-fp8")

@@ -69,6 +69,20 @@ def test_units_are_known_by_what_is_in_a_trace() -> None:
     assert outcome.fields()["cached_prompt_share"] == pytest.approx(0.18, abs=0.005)
 
 
+def test_what_no_server_answers_is_said(tmp_path: Path) -> None:
+    """Regression: failed requests were left out, and prompts beyond the model's context run, without a word."""
+    rows = [(0.1, 1000, 20), (0.2, 1000, 0), (0.3, 200_000, 20), (0.4, 1000, 0), (0.5, 1000, 20)]
+    lines = [f'{{"timestamp": {at}, "input_length": {prompt}, "output_length": {gen}}}' for at, prompt, gen in rows]
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(lines), "utf-8")
+    text = run("serve", "--model", "8b", "--tp", "2", "--trace", str(path), "--variant", "standard", "--json").out
+    said = json.loads(text)["warnings"]
+    assert "2 of 5 requests of the trace have no answer, and are left out" in said
+    assert said.count("context of 200020 tokens: 'llama-3.1-8b' was made for 131072") == 1
+    # rows after the last request that is read are not looked at
+    assert [Trace(path=path, requests=count).failed for count in (1, 2, 3, None)] == [0, 1, 2, 2]
+
+
 def test_the_answer_says_which_units_it_read() -> None:
     flags = ("--model", "8b", "--tp", "1", "--stack", "vllm", "--variant", "standard", "--trace", str(SECONDS))
     code, shown, _ = run("serve", *flags)

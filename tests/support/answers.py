@@ -407,7 +407,7 @@ def _quality() -> dict[str, Schema]:
 
 def _runs() -> dict[str, Schema]:
     row = record(Compared, variant=TEXT, quantity={"enum": list(QUANTITIES)}, error=number("error"))
-    return {"title": TEXT, "timed": TEXTS, "missing": TEXTS, "rows": listed(row)}
+    return {"title": TEXT, "timed": TEXTS, "missing": TEXTS, "pace": nullable(number("pace")), "rows": listed(row)}
 
 
 def _served(row: Schema) -> dict[str, Schema]:

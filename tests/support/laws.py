@@ -1,9 +1,10 @@
 """Laws: what every answer keeps, as properties over random inputs, in tests/laws.
 
-``python -m tests.support.laws`` lists them, each with the number of its examples.
+``python -m tests.support.laws`` lists them on docs/development.md, each with the number of its examples.
 """
 
 import ast
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from ladder_sim.graph.ops import Op
 from ladder_sim.simulate.passes import ForwardPass
 from tests.conftest import REPO
 
+PAGE = REPO / "docs" / "development.md"
 # of the profile `thorough`
 THOROUGH = 1000
 
@@ -59,6 +61,11 @@ def laws() -> Iterator[Law]:
                     yield Law(text, ast.literal_eval(call.keywords[0].value))
 
 
+def with_laws(page: str) -> str:
+    """Return a page with the current laws in its table of them."""
+    rows = "".join(f"| {each.examples:,} | {each.text} |\n" for each in laws())
+    return re.sub(r"(?m)(^\| examples \| law \|\n.*\n)(?:\|.*\n)*", lambda head: head[1] + rows, page)
+
+
 if __name__ == "__main__":
-    for each in laws():
-        print(f"{each.examples:5}  {each.text}")
+    PAGE.write_text(with_laws(PAGE.read_text("utf-8")), "utf-8")

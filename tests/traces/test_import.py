@@ -611,3 +611,12 @@ def test_an_asynchronous_copy_waits_only_behind_others(saved: Saved, busy: bool,
     trace.kernel("Memcpy HtoD (Pinned -> Device)", 50, 112, 1, call=65, category="gpu_memcpy")
     graph = saved(trace)
     assert any(op.kind == "sync" for op in graph.ops) == waits
+
+
+def test_a_trace_in_milliseconds_is_refused(saved: Saved) -> None:
+    """Regression: kernels kept a thousandth of their times, next to launches of microseconds: "0.07x"."""
+    trace = TraceFile()
+    for start in range(5):
+        trace.kernel("gemm", 0.05 * start, 0.05 * start + 0.01, 0.03)
+    with pytest.raises(UsageError, match=r"half of the kernels of a trace last less than 0\.03 us"):
+        saved(trace)

@@ -68,6 +68,34 @@ def test_flags_count_before_the_file(tmp_path: Path) -> None:
     assert (scenario.cluster.name, scenario.plan.tp) == ("b200-sxm", 4)
 
 
+@pytest.mark.parametrize(
+    ("model_id", "says"),
+    [
+        ("meta-llama/Llama-3.1-70B-Instruct", "measured model llama-3.1-70b; predicted is model llama-3.1-8b"),
+        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8-dynamic", "measured dtype fp8-dynamic; predicted is dtype bf16"),
+        ("meta-llama/Llama-3.1-8B-Instruct", ""),
+        ("our-model", ""),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*FP8-dynamic")
+def test_another_model_than_the_file_says_is_said(tmp_path: Path, model_id: str, says: str) -> None:
+    """Regression: times of a 70B next to predictions of an 8B, without a word."""
+    document = json.loads((FOLDER / "vllm_concurrency.json").read_text("utf-8"))
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(document | {"model_id": model_id}), "utf-8")
+    (load,) = compare_loads(read_results(path), SERVER, {})
+    said = [text for text in load.cautions if text.startswith("the file says that it ")]
+    assert [f"the file says that it {says}, as given"] * bool(says) == said
+
+
+def test_a_plan_that_the_file_does_not_say_is_said(tmp_path: Path) -> None:
+    row = json.loads((FOLDER / "inferencex.json").read_text("utf-8"))[0]
+    path = tmp_path / "row.json"
+    path.write_text(json.dumps(row), "utf-8")
+    (load,) = compare_loads(read_results(path), {"tp": 4}, {})
+    assert "the file says that it measured tp 8; predicted is tp 4, as given" in load.cautions
+
+
 def test_attention_dp_of_inferencex_shares_out_requests(tmp_path: Path) -> None:
     plan = of_row(tmp_path, {"dp_attention": "true", "ep": 8}).plan
     assert (plan.tp, plan.attention_dp, plan.ep) == (1, 8, 8)

@@ -10,6 +10,7 @@ from ladder_sim.costs.collectives.fabrics import fabric_curve
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.errors import UsageError
 from ladder_sim.specs import catalog
+from ladder_sim.specs.cluster import GpuSpec
 from ladder_sim.system.files import write_file
 from ladder_sim.values import whole
 from ladder_sim_calibration.nccl_tests.sweep import (
@@ -63,6 +64,14 @@ def _import_nccl_tests(options: argparse.Namespace) -> None:
     sweep = read_sweep(options.file, options.placement, force=options.force)
     created, hosts, listed = options.created, len(sweep.hosts), ranks_of(sweep)
     base = options.base
+    source = load_profile(base).cluster_name if base else options.cluster
+    gpu = catalog.cluster(source).gpu if base is None or source in catalog.cluster_names() else None
+    if gpu and min(sweep.seconds) < gpu.kernel_s:
+        raise UsageError(
+            f"{sweep.file}: {min(sweep.seconds) * 1e6:g} us is less than one kernel takes on {gpu.name}, "
+            f"{gpu.kernel_s * 1e6:g} us",
+            hint="times must be microseconds",
+        )
     if base is None:
         cluster = catalog.cluster(options.cluster)
         if listed and not hosts:
@@ -95,7 +104,7 @@ def _import_nccl_tests(options: argparse.Namespace) -> None:
         text = fabric_text(sweep, cluster=cluster.name, nodes=nodes, ranks_per_node=per_node, created=created)
         write_file(out, text)
         others = f"fabric {cluster.inter.fabric}" if fabric_curve(cluster.inter.fabric) else ""
-    _tell(sweep, others)
+    _tell(sweep, others, gpu)
     print(out)
 
 
@@ -108,7 +117,7 @@ def _full_nodes(ranks: int, gpus_per_node: int, options: argparse.Namespace) -> 
     return nodes
 
 
-def _tell(sweep: Sweep, others: str) -> None:
+def _tell(sweep: Sweep, others: str, gpu: GpuSpec | None) -> None:
     """Say which sizes were measured, and what stands for others; empty: nothing that was measured."""
     low, high = sweep.sizes[0], sweep.sizes[-1]
     outside = f"stay as in {others}" if others else "are extrapolated from these"
@@ -122,6 +131,13 @@ def _tell(sweep: Sweep, others: str) -> None:
             f"warning: no message of decode's size (at most {DECODE_BYTES:.0f} bytes) was measured; run the test from "
             "8 KB on (-b 8K)"
         )
+    if sweep.falls:
+        lines.append(
+            f"warning: {len(sweep.falls)} sizes, the first of {sweep.falls[0]:.0f} bytes, took less than the size "
+            "before: measure again, with more iterations (-n)"
+        )
+    if gpu and sweep.device and not gpu.is_called(sweep.device):
+        lines.append(f"warning: the file was measured on {sweep.device}, and is taken for {gpu.name}")
     for line in lines:
         print(line, file=sys.stderr)
 

@@ -36,8 +36,12 @@ DECODE_BYTES = 2.0 * 256 * 16_384
 CSV_HEADER = ("bytes", "time_us")
 # how far busbw / algbw may be from the ratio for op and ranks: printed figures are rounded to 0.01 GB/s
 BUS_TOLERANCE = 0.1
+_ROUNDING_GBPS = 0.01
 # ... so it is checked on rows above this
 MIN_BANDWIDTH_GBPS = 1.0
+
+# times of shipped sweeps fall by at most 0.03 from one size to the next
+_FALL = 0.1
 
 # size, count, type and reduction begin a row, wherever it stands in its line
 _ROW = re.compile(
@@ -81,6 +85,12 @@ class Sweep:
     """The program that measured."""
     wrong: tuple[float, ...] = ()
     """Message sizes, bytes, whose results were wrong: they are not among the sizes."""
+
+    @property
+    def falls(self) -> tuple[float, ...]:
+        """Message sizes, bytes, that took clearly less than the size before."""
+        pairs = zip(self.sizes[1:], itertools.pairwise(self.seconds), strict=True)
+        return tuple(size for size, (before_s, after_s) in pairs if after_s < (1.0 - _FALL) * before_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,12 +217,13 @@ def _json_row(where: str, number: int, key: str, entry: Mapping[str, Any], place
     if size == 0.0:
         return
     rates = [_number(f"{where}: {each}", str(cells.get(each, 0.0))) for each in keys[1:3]]
+    time_us = _time(where, str(cells[keys[0]]), size, rates[0])
     wrong = cells.get(keys[3])
     yield _Row(
         line=number,
         op_key=(str(entry["type"]), str(entry["redop"]), str(entry.get("root", "-1"))),
         size_bytes=size,
-        time_us=_time(where, str(cells[keys[0]])),
+        time_us=time_us,
         bus_factor=rates[1] / rates[0] if rates[0] > 0.0 else None,
         algbw_GBps=rates[0],
         wrong=wrong not in (None, "N/A") and not _number(f"{where}: {keys[3]}", str(wrong)) < 1.0,
@@ -357,7 +368,7 @@ def _log_row(where: str, number: int, text: str, placement: Placement, *, rooted
         line=number,
         op_key=tuple(words[2:first]),
         size_bytes=size,
-        time_us=_time(where, time),
+        time_us=_time(where, time, size, rates[0]),
         bus_factor=rates[1] / rates[0] if rates[0] > 0.0 else None,
         algbw_GBps=rates[0],
         # versions before 2.13 write the largest error, with an exponent
@@ -410,10 +421,17 @@ def _sweep(name: str, rows: list[_Row]) -> Sweep:
     )
 
 
-def _time(where: str, word: str) -> float:
+def _time(where: str, word: str, size_bytes: float = 0.0, algbw_GBps: float = 0.0) -> float:
+    """Read a time, microseconds, and check it against the bandwidth of its row, if that has one."""
     time_us = _number(f"{where}: time", word)
     if not 0.0 < time_us < 1e9:
         raise UsageError(f"{where}: time is {word} us: must be above 0", hint="remove the row, or measure again")
+    rate_GBps = size_bytes / time_us * 1e-3
+    if algbw_GBps and abs(rate_GBps - algbw_GBps) > BUS_TOLERANCE * algbw_GBps + _ROUNDING_GBPS:
+        raise UsageError(
+            f"{where}: {size_bytes:.0f} bytes in {word} us are {rate_GBps:.3g} GB/s, but algbw is {algbw_GBps:g}",
+            hint="correct the row, or measure again",
+        )
     return time_us
 
 

@@ -93,6 +93,17 @@ class Trace:
         with self._opened() as content:
             return str(content.form) if content.form else ""
 
+    @property
+    def failed(self) -> int:
+        """Number of rows without an answer, which are left out, up to the last request that is read."""
+        failed = answered = 0
+        with self._opened() as content:
+            for _, row in content.rows:
+                failed, answered = (failed, answered + 1) if row.gen else (failed + 1, answered)
+                if answered == self.requests:
+                    break
+        return failed
+
     @contextmanager
     def _opened(self) -> Iterator[_Rows]:
         name = shown_path(self.path)

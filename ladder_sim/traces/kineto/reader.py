@@ -6,6 +6,7 @@ not needed: both carry the correlation id of the launch.
 """
 
 import json
+import math
 import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
@@ -48,6 +49,8 @@ ROUNDED_S = 2e-9
 # a century: clocks count from 1970
 LONG_S = 100 * 365.25 * 86400
 _LONG_US = LONG_S * 1e6
+# kernels of traces of NVIDIA's and AMD's GPUs (tests/data/traces) last 1 us or longer, half of them more than 4 us
+_LEAST_US = 0.5
 _ELEMENT_BYTES = {
     **dict.fromkeys(("double", "long", "int64", "float64"), 8),
     **dict.fromkeys(("float", "int", "int32", "float32"), 4),
@@ -188,7 +191,18 @@ def sort_events(document: dict[str, Any], name: str) -> KinetoFile:
     for category, unsorted in file.events.items():
         file.events[category] = in_order(unsorted)
         _check_single(category, file.events[category])
+    _check_unit(file.events.get("kernel", ()))
     return file
+
+
+def _check_unit(kernels: Sequence[Event]) -> None:
+    """Refuse kernels that are too short for any GPU, as those of a file in milliseconds."""
+    median_us = sorted(each.end_us - each.start_us for each in kernels)[len(kernels) // 2] if kernels else math.inf
+    if 0.0 < median_us < _LEAST_US:
+        raise UsageError(
+            f"half of the kernels of a trace last less than {median_us:.3g} us, and the shortest take about 1 us",
+            hint="its times must be microseconds: record it again, or convert it",
+        )
 
 
 def _check_single(category: str, events: Sequence[Event]) -> None:

@@ -30,6 +30,7 @@ def read(document: JSON) -> Result:
     for ours, theirs in _RATES.items():
         if document.get(theirs):
             figures[ours] = number(document, theirs)
+    accepted = or_zero(document, "accept_length")
     server = document.get("server_info")
     model = server.get("model_path") if isinstance(server, dict) else None
     return Result(
@@ -47,6 +48,9 @@ def read(document: JSON) -> Result:
         failed=failed,
         duration_s=or_zero(document, "duration"),
         in_flight=or_zero(document, "concurrency"),
+        left_out=f"speculative decoding ({accepted:g} tokens a step): its chances of acceptance are not in the file"
+        if accepted > 1.0
+        else "",
         one_length=document.get("dataset_name") == "random" and document.get("random_range_ratio") == 1.0,
     )
 
