@@ -64,6 +64,12 @@ NOTHING_ADDED = {**{name: 0.0 if name.endswith(("_s", "_steps")) else 1.0 for na
 SUSTAINED_SHARE = 0.61
 
 
+def host_step_s(scenario: Scenario, stack: Stack | StackSpec) -> Number:
+    """Return the CPU's part of every step, in seconds; that of each request comes on top."""
+    own_s = stack.host_rank_s * scenario.plan.tp
+    return own_s + stack.host_state_s if scenario.states_in_turn else own_s
+
+
 @cache
 def skew_growth(ranks: int) -> float:
     """Return how far the slowest of some ranks lies from a typical one, relative to the slowest of eight.
