@@ -70,7 +70,7 @@ def test_a_table_holds_the_kernels_at_its_points(kind: str) -> None:
 
 @pytest.mark.parametrize("index_heads", [0, 64])
 def test_sparse_attention_has_a_floor_for_each_of_its_kernels(index_heads: int) -> None:
-    """Regression: three kernels had the floor of one in the roofline, and tables' ratios to it bent with the context."""
+    """Regression: three kernels had the floor of one in the roofline that ratios of tables are to."""
     gpu = Gpu.of(catalog.cluster("h200-sxm").gpu)
     shape = TABLE_KINDS["sparse_decode"].shape(f"latent-{index_heads}-fp8", {"batch": 1, "heads": 8, "kv_len": 1})
     assert shape.roofline_s(gpu) == pytest.approx((3 if index_heads else 1) * gpu.kernel_s, rel=0.05)
