@@ -56,7 +56,9 @@ FACTORS: Mapping[str, Factor] = {
     "kernels": Factor(0.15, ("kernel_factor",), "the GPUs' clocks, the precision of weights or the kernels"),
     "prompts": Factor(0.1, ("prompt_factor",), "the size of chunks, or what the prefix cache holds of prompts"),
     "collectives": Factor(0.25, ("collective_factor",), "the all-reduce (--allreduce) or the links"),
-    "the CPU's part": Factor(0.4, ("host_request_s", "host_rank_s"), "CUDA graphs, the CPU or what else it does"),
+    "the CPU's part": Factor(
+        0.4, ("host_request_s", "host_rank_s", "host_state_s"), "CUDA graphs, the CPU or what else it does"
+    ),
     "the front end": Factor(0.7, FRONT_END, "the front end: HTTP, tokenizer, queueing"),
 }
 

@@ -106,7 +106,7 @@ class Scheduling:
             step_tokens=step_tokens,
             mixed_steps=stack.mixed_steps,
             chunked_prompts=stack.chunked_prompts,
-            ahead=stack.schedules_ahead,
+            ahead=scenario.schedules_ahead,
             poll_steps=stack.poll_steps,
         )
 

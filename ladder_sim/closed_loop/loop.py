@@ -8,6 +8,7 @@ import numpy as np
 
 from ladder_sim.closed_loop.engine import FrontEnd, Scheduling, Served, Steps, simulate
 from ladder_sim.closed_loop.requests import Requests
+from ladder_sim.costs.hardware import host_step_s
 from ladder_sim.des.shared import Number, maximum, minimum
 from ladder_sim.kernels import Stack
 from ladder_sim.simulate.passes import ForwardPass
@@ -77,7 +78,7 @@ class Loop:
 
     def _host_s(self, decoding: Number) -> Number:
         """Return the CPU time of a step that decodes so many requests of a lane, in seconds."""
-        host_s: Number = self.stack.host_request_s * decoding + self.stack.host_rank_s * self.load.tp
+        host_s: Number = self.stack.host_request_s * decoding + host_step_s(self.scenario, self.stack)
         return host_s
 
     def _served(self) -> Served:

@@ -7,7 +7,7 @@ priced in the same call as one.
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from statistics import NormalDist
 from typing import Any, Self
 
@@ -62,6 +62,18 @@ NOTHING_ADDED = {**{name: 0.0 if name.endswith(("_s", "_steps")) else 1.0 for na
 # prefill of Llama-3.3-70B without all-reduces on H100 (TokenWeave artifact, figures 11a and 11b): 600 of 989 TFLOP/s.
 # Tables of GEMMs are cold runs, which the power limit does not slow; taken over to fp8 and to other GPUs
 SUSTAINED_SHARE = 0.61
+
+
+@lru_cache(maxsize=64)
+def _stated(cluster: ClusterSpec) -> tuple[Gpu, Link]:
+    """Return the figures of a cluster's GPUs and of the links in its nodes."""
+    return Gpu.of(cluster.gpu), Link.of(cluster.intra)
+
+
+def host_step_s(scenario: Scenario, stack: Stack | StackSpec) -> Number:
+    """Return the CPU's part of every step, in seconds; that of each request comes on top."""
+    own_s = stack.host_rank_s * scenario.plan.tp
+    return own_s + stack.host_state_s if scenario.states_in_turn else own_s
 
 
 @cache
@@ -158,7 +170,8 @@ class Hardware:
 
     def same_node(self, cluster: ClusterSpec) -> bool:
         """Whether GPU and in-node link are a cluster's; what was measured on another's is carried over."""
-        return self.gpu.same_as(Gpu.of(cluster.gpu)) and self.intra.same_as(Link.of(cluster.intra))
+        gpu, link = _stated(cluster)
+        return self.gpu.same_as(gpu) and self.intra.same_as(link)
 
     def figure(self, name: str) -> Number:
         section, _, field = name.partition(".")

@@ -68,6 +68,7 @@ _TITLES = {
     "stack.frontend_steps": "Front end, in steps",
     "stack.frontend_token_s": "Front end for each token",
     "stack.host_rank_s": "Host time of each rank",
+    "stack.host_state_s": "Host time between steps with states",
     "stack.batched_attention_s": "Attention, fixed time",
     "stack.quantize_s": "Quantising an input",
     "overlap.memory_step_s": "Step of a collective through memory",

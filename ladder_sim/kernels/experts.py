@@ -29,9 +29,6 @@ class MoeShape(Multiplication):
             "moe", "experts", ("expert_tp", "ep", "tokens"), lambda of, **sizes: MoeShape(**of._asdict(), **sizes)
         ),
     )
-    launches: ClassVar[int] = 5
-    """Tokens sorted by expert, gate and up, activation, down, sum."""
-
     tokens: float
     """Tokens that enter the group, of all its ranks together; where they are spread by counts, as many as if every part
     of the experts had those of the busiest."""
@@ -49,6 +46,11 @@ class MoeShape(Multiplication):
     """Parts into which the experts are spread; the group has `expert_tp` * `ep` ranks."""
     imbalance: Imbalance = "power-law-1.01"
     """How unevenly tokens choose experts."""
+
+    @property
+    def launches(self) -> int:
+        """Tokens sorted by expert, gate and up, activation, down, sum."""
+        return 5
 
     @property
     def work(self) -> Work:

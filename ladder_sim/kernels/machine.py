@@ -64,6 +64,7 @@ class Stack:
     eager_launch_s: Number
     host_request_s: Number
     host_rank_s: Number
+    host_state_s: Number
     frontend_s: Number
     frontend_steps: Number
     frontend_token_s: Number

@@ -243,8 +243,6 @@ class Shape(ABC):
 
     tables: ClassVar[tuple[TableKind, ...]] = ()
     """Kinds of tables that hold its times."""
-    launches: ClassVar[int] = 1
-    """Number of kernels in the row."""
     on_tensor_cores: ClassVar[bool] = False
     """Whether tensor cores multiply for most of its time, if it is compute bound."""
     reads_context: ClassVar[bool] = False
@@ -307,6 +305,11 @@ class Shape(ABC):
         """Return the seconds of its arithmetic at the peak of the tensor cores; `work`, if it is known already."""
         seconds: Number = (work or self.work).flops / gpu.peak_flops(self.format)
         return seconds
+
+    @property
+    def launches(self) -> int:
+        """Number of kernels in the row."""
+        return 1
 
     def roofline_s(self, gpu: Gpu) -> Floats:
         """Return the ideal time, seconds: floors of kernels, and the slower of arithmetic and memory traffic.

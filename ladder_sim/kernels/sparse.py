@@ -102,6 +102,10 @@ class SparseShape(InContext):
         return Work(stored + tokens * self.token_bytes, tokens * (read * self.entry_flops + scores), stored)
 
     @property
+    def launches(self) -> int:
+        return INDEXED_KERNELS if self.index_heads else 1
+
+    @property
     def label(self) -> str:
         chosen = f"{self.top_k} of " if self.top_k else ""
         return f"sparse, {self.heads} heads, {count_text(self.q_len)} on {chosen}{count_text(self.kv_len)}"
@@ -119,4 +123,4 @@ class SparseShape(InContext):
         return Lookup("sparse_prefill", of, point, times=self.batch)
 
     def floor_s(self, machine: Machine) -> Number:
-        return machine.floor_s * (INDEXED_KERNELS if self.index_heads else 1)
+        return machine.floor_s * self.launches

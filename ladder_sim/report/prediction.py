@@ -10,6 +10,7 @@ from rich.text import Text
 from ladder_sim.best_standard import STANDARD, in_fp8
 from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.costs.estimate import Source
+from ladder_sim.costs.hardware import host_step_s
 from ladder_sim.display.document import Document, Notes, scenario_fields
 from ladder_sim.display.labels import (
     LEGEND,
@@ -345,9 +346,7 @@ def _load_text(prediction: Prediction) -> str:
     scenario = prediction.confidence.scenario
     # each stage has a part of the requests
     lanes = min(scenario.plan.pp, scenario.plan.group_requests(in_flight), load.slots)
-    host_s = (
-        scenario.stack.host_request_s * load.requests_decoding / lanes + scenario.stack.host_rank_s * scenario.plan.tp
-    )
+    host_s = scenario.stack.host_request_s * load.requests_decoding / lanes + host_step_s(scenario, scenario.stack)
     waiting_s = prediction.ttft_s - load.decode_step_s - load.prompt_s - load.front_end_s
     lines = [
         f"{prediction.variant}: TPOT {format_seconds(prediction.tpot_s)} is a step that decodes "

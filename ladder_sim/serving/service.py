@@ -60,7 +60,7 @@ def scheduler_spec(scenario: Scenario, context: int, **changed: Any) -> Schedule
             "step_tokens": scenario.step_tokens,
             **{name: getattr(stack, name) for name in ("mixed_steps", "chunked_prompts", "poll_steps")},
             **{name: getattr(stack, name) for name in FRONT_END},
-            "ahead": stack.schedules_ahead,
+            "ahead": scenario.schedules_ahead,
             "answer_share": stack.kv_answer_share,
             **habits,
             "prefix_cache": stack.prefix_cache,

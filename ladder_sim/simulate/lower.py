@@ -108,6 +108,12 @@ class Schedule:
     def ops(self) -> tuple[Op, ...]:
         return self.kernels.ops(self.layout)
 
+    @cached_property
+    def spans_in_order(self) -> tuple[int, ...]:
+        """Which of `Order.spans` each op is."""
+        places = {span: place for place, span in enumerate(self.order.spans)}
+        return tuple(places[span] for span in zip(self.layout.same_as, self.order.leads, strict=True))
+
     @property
     def distinct(self) -> dict[int, Op]:
         """Ops of the pass that differ in kind or shape, by number."""

@@ -395,10 +395,10 @@ def _serial_s(schedule: Schedule, estimates: Sequence[Estimate], hardware: Hardw
     if not schedule.eager:
         held_s = sum((count * leads_s[lead] for (_, lead), count in schedule.order.spans.items()), start=launch_s)
         return sum((count * durations_s[like] for (like, _), count in schedule.order.spans.items()), start=held_s)
-    spans_s = {(like, lead): durations_s[like] + leads_s[lead] for like, lead in schedule.order.spans}
-    in_order = list(zip(schedule.layout.same_as, schedule.order.leads, strict=True))
+    spans_s = [durations_s[like] + leads_s[lead] for like, lead in schedule.order.spans]
+    in_order = schedule.spans_in_order
     # the sum can be larger than the one from the op before only where that op is shorter than a launch
-    short = {span for span, seconds in spans_s.items() if any_true(seconds < launch_s)}
+    short = [any_true(seconds < launch_s) for seconds in spans_s]
     left_out = {period.ops[-1]: period for period in schedule.order.periods}
     launches = sum(schedule.order.spans.values())
     left_s: Number = 0.0
@@ -409,7 +409,7 @@ def _serial_s(schedule: Schedule, estimates: Sequence[Estimate], hardware: Hardw
             left_s = left_s + period.left_out * sum(spans_s[in_order[op]] for op in period.ops)
             launches -= period.left_out * len(period.ops)
         left_s = left_s + spans_s[in_order[number]]
-        if number == 0 or in_order[number - 1] in short:
+        if number == 0 or short[in_order[number - 1]]:
             longest_s = maximum(longest_s, left_s + launches * launch_s)
         launches -= 1
     return longest_s

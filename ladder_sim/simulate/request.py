@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ladder_sim.costs.estimate import CostModel
-from ladder_sim.costs.hardware import Hardware, one_length
+from ladder_sim.costs.hardware import Hardware, host_step_s, one_length
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.des.shared import Number
@@ -122,9 +122,9 @@ def simulate_request(
     passes = [(phase, Sizes.of(stack, phase, kv_len, **plain)) for phase, kv_len, _ in steps]
     stands_for = [times for _, _, times in steps]
     host_s: Any = 0.0
-    if not stack.schedules_ahead:
+    if not scenario.schedules_ahead:
         # a static batch changes from step to step by its tokens alone: else the CPU prepares a step while one runs
-        host_s = (gen - 1) * (stack.host_rank_s * scenario.plan.tp + stack.host_request_s * given["batch"])
+        host_s = (gen - 1) * (host_step_s(scenario, stack) + stack.host_request_s * given["batch"])
     return {
         name: _request(name, _in_turn(simulated, stands_for, micro_batches), scenario.plan.ranks, jitter, host_s)
         for name, simulated in forward_passes(scenario, variants, costs, passes, engine=engine, follow=follow).items()

@@ -157,6 +157,11 @@ class ModelSpec(Shape):
         return ", ".join(parts)
 
     @property
+    def has_states(self) -> bool:
+        """Whether it keeps recurrent states of a request."""
+        return any(block.state_bytes(1) for block in self.block_kinds)
+
+    @property
     def kind_label(self) -> str:
         """What it shares with the models whose errors say something about its own."""
         return "models with experts" if self.experts_label else "dense models"

@@ -291,6 +291,16 @@ class Scenario:
         """Most requests that run at a time on this GPU under continuous batching, in each group with its attention."""
         return self._step_limit("step_requests")
 
+    @property
+    def states_in_turn(self) -> bool:
+        """Whether recurrent states keep the engine from scheduling the next step while one runs."""
+        return self.stack.host_state_s > 0.0 and self.stack.prefix_cache and self.model.has_states
+
+    @property
+    def schedules_ahead(self) -> bool:
+        """Whether the next step is scheduled while one runs."""
+        return self.stack.schedules_ahead and not self.states_in_turn
+
     def _step_limit(self, name: str) -> int:
         """Return a limit of the stack on this GPU; one set by hand holds for every GPU."""
         gpu, limit = self.cluster.gpu, 0

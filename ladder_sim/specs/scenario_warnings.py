@@ -70,8 +70,13 @@ _RULES = (
     ),
     _Rule(
         ("stack.host_request_s", "stack.host_rank_s"),
-        lambda scenario: scenario.workload.concurrency is not None or not scenario.stack.schedules_ahead,
+        lambda scenario: scenario.workload.concurrency is not None or not scenario.schedules_ahead,
         "the CPU prepares a step of a static batch while one runs; --concurrency uses it",
+    ),
+    _Rule(
+        ("stack.host_state_s",),
+        lambda scenario: scenario.stack.prefix_cache and scenario.model.has_states,
+        "no step waits for recurrent states: the model has none, or prefixes are not cached",
     ),
     _Rule(
         ("stack.memory_overhead_bytes",),

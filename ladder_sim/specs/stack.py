@@ -190,6 +190,9 @@ class StackSpec:
     """CPU time that a decode step takes longer for each request in it (scheduling, sampling, detokenising), seconds."""
     host_rank_s: Seconds = 0.0
     """CPU time that every step takes longer for each tensor-parallel rank (inputs prepared and sent), seconds."""
+    host_state_s: Seconds = 0.0
+    """CPU time between two steps of models with recurrent states whose prefixes are cached; above 0 no step of these
+    models is scheduled ahead, seconds."""
     frontend_s: Seconds = 0.0
     """What a server adds to a request's first token (HTTP, its text's tokens, hops between processes), seconds."""
     frontend_steps: Annotated[float, Limits(0, 1_000)] = 0.0

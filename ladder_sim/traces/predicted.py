@@ -186,6 +186,7 @@ class _RecordedCosts:
             graph_launch_s=launches * stack.graph_launch_s,
             host_request_s=host * stack.host_request_s,
             host_rank_s=host * stack.host_rank_s,
+            host_state_s=host * stack.host_state_s,
         )
         self.hardware: Hardware = replace(costs.hardware, stack=changed)
 

@@ -15,12 +15,10 @@ from ladder_sim.costs.memory import kv_requests
 from ladder_sim.errors import MemoryFitError, UsageError
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.specs.catalog import stack as stack_of
-from ladder_sim.specs.catalog import stack_names
 from tests.support.commands import run
 from tests.support.predict_one import predict_one
-from tests.support.scenarios import with_overheads
+from tests.support.scenarios import SERVING, with_overheads
 
-SERVING = tuple(name for name in stack_names() if stack_of(name).serves)
 STACKS = st.sampled_from(SERVING)
 SPREADS = st.sampled_from([0.0, 0.1, 0.4])
 

@@ -18,6 +18,7 @@ from ladder_sim.graph.ops import Op
 from ladder_sim.hf.quantization import DType
 from ladder_sim.kernels import TABLE_KINDS, Experts, MoeShape, Shape
 from ladder_sim.specs.workload import FORMATS
+from tests.support.scenarios import SERVING
 from tests.support.shapes import bmm_shape, mla_shape, moe_shape
 from tools.profiles.aiconfigurator import SYSTEMS
 
@@ -74,7 +75,7 @@ def test_a_layer_like_a_measured_one_takes_its_ratio() -> None:
 
 def test_a_layer_that_a_tuner_missed_is_near_its_roofline() -> None:
     """Guards against 53 ms a token for Llama 4 Scout in fp8, where reading all weights takes 16."""
-    for stack in ("vllm", "sglang", "trtllm"):
+    for stack in SERVING:
         scenario = Scenario(model="llama-4-scout", dtype="fp8", tp=2, stack=stack, batch=16, gen=16)
         prediction = predict(scenario, ["standard"], ignore_memory=True)["standard"]
         assert prediction.tpot_s == pytest.approx(0.0165, rel=0.05)

@@ -19,6 +19,7 @@ from ladder_sim.specs.scenario_warnings import scenario_warnings
 from ladder_sim.specs.stack import AllReduce, AllReduceRule, OwnAllReduce
 from tests.conftest import DATA
 from tests.support.networks import SIZES, network, one_by_one, scenario, times
+from tests.support.scenarios import SERVING
 
 
 def test_one_shot_is_much_cheaper_for_small_messages(h100: CalibrationProfile) -> None:
@@ -40,7 +41,7 @@ def test_auto_is_the_fastest(h100: CalibrationProfile, measured: bool, tp: int) 
 
 
 @pytest.mark.parametrize("tp", [2, 4, 8])
-@pytest.mark.parametrize("engine", ["vllm", "trtllm", "sglang"])
+@pytest.mark.parametrize("engine", SERVING)
 def test_auto_is_what_the_engine_measured(engine: str, tp: int) -> None:
     profile = load_profile(f"h100-sxm-{engine}")
     curve = profile.collectives["all_reduce"][OWN][tp]

@@ -22,12 +22,12 @@ from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile, save_profile, shipped_profiles
 from ladder_sim.errors import ProfileError
 from ladder_sim.kernels import TABLE_KINDS
+from tests.support.scenarios import SERVING
 from tests.support.strategies import damaged
 from tools.profiles.aiconfigurator import SYSTEMS
 from tools.profiles.grids import lowered
 
 SHIPPED = tuple(SYSTEMS.values())
-ENGINES = ("sglang", "trtllm", "vllm")
 FOLDER = Path(profile_file.__file__).parent / "profiles"
 
 
@@ -59,7 +59,7 @@ def write(path: Path, document: Any) -> Path:
 
 def test_what_is_shipped() -> None:
     """A GPU's profile, and one of each engine on it; all together far below what a wheel may weigh (6 MB)."""
-    assert {*SHIPPED, *(f"{gpu}-{engine}" for gpu in SHIPPED for engine in ENGINES)} <= set(shipped_profiles())
+    assert {*SHIPPED, *(f"{gpu}-{engine}" for gpu in SHIPPED for engine in SERVING)} <= set(shipped_profiles())
     assert sum(file.stat().st_size for file in FOLDER.glob("*.json.gz")) < 2e6
 
 
@@ -84,7 +84,7 @@ def test_shipped_profiles_are_small_sourced_and_within_the_error_bounds(name: st
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", SERVING)
 def test_an_engines_profile_is_small_and_says_which_versions_it_holds(name: str, engine: str) -> None:
     own, base = load_profile(f"{name}-{engine}"), load_profile(name)
     assert (FOLDER / f"{own.name}.json.gz").stat().st_size <= 50_000
@@ -120,7 +120,7 @@ def test_no_kernel_takes_far_longer_than_one_with_more_to_do(name: str) -> None:
     profile = load_profile(name)
     for table in profile.gemm.values():
         np.testing.assert_array_equal(lowered(table.seconds, (0, 1), 1.3), table.seconds)
-    for each in (profile, *(load_profile(f"{name}-{engine}") for engine in ENGINES)):
+    for each in (profile, *(load_profile(f"{name}-{engine}") for engine in SERVING)):
         for phase in (each.attention_prefill, each.attention_decode):
             for table in phase["flash"].values():
                 # of four digits

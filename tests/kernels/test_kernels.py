@@ -3,7 +3,8 @@
 import pytest
 
 from ladder_sim.graph.ops import Op
-from ladder_sim.kernels import TABLE_KINDS, Experts, GemmShape, MlaShape, MoeShape, Sizes
+from ladder_sim.kernels import TABLE_KINDS, Experts, GemmShape, Gpu, MlaShape, MoeShape, Sizes
+from ladder_sim.specs import catalog
 from tests.support.shapes import mla_shape, moe_shape
 
 
@@ -65,3 +66,11 @@ def test_a_table_holds_the_kernels_at_its_points(kind: str) -> None:
     assert lookup is not None
     assert (lookup.kind, lookup.of, {name: float(at) for name, at in lookup.point.items()}) == (kind, of, point)
     assert (tuple(lookup.point), lookup.times, lookup.carried_over) == (axes, 1.0, False)
+
+
+@pytest.mark.parametrize("index_heads", [0, 64])
+def test_sparse_attention_has_a_floor_for_each_of_its_kernels(index_heads: int) -> None:
+    """Regression: three kernels had the floor of one in the roofline that ratios of tables are to."""
+    gpu = Gpu.of(catalog.cluster("h200-sxm").gpu)
+    shape = TABLE_KINDS["sparse_decode"].shape(f"latent-{index_heads}-fp8", {"batch": 1, "heads": 8, "kv_len": 1})
+    assert shape.roofline_s(gpu) == pytest.approx((3 if index_heads else 1) * gpu.kernel_s, rel=0.05)

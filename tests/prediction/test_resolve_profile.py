@@ -10,6 +10,7 @@ from ladder_sim.costs import profile_file
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.specs.catalog import stack
+from tests.support.scenarios import SERVING
 
 
 def resolved(**arguments: object) -> str:
@@ -18,7 +19,7 @@ def resolved(**arguments: object) -> str:
 
 
 def test_an_engine_is_priced_by_its_own_profile_of_the_gpu() -> None:
-    for engine in ("vllm", "trtllm", "sglang"):
+    for engine in SERVING:
         for cluster in ("h100-sxm", "b200-sxm", "b300-sxm", "gb200-nvl72", "gb300-nvl72", "l40s-pcie", "rtx-pro-6000"):
             assert resolved(stack=engine, cluster=cluster, tp=1) == f"{cluster}-{engine}"
         # other nodes of the same GPU

@@ -9,8 +9,7 @@ from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.kernels import Phase
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.simulate.passes import ForwardPass, simulate
-
-ENGINES = ("vllm", "trtllm", "sglang")
+from tests.support.scenarios import SERVING
 
 
 def step(phase: Phase = "decode", **given: Any) -> ForwardPass:
@@ -18,7 +17,7 @@ def step(phase: Phase = "decode", **given: Any) -> ForwardPass:
     return simulate(scenario, phase, 1024, KernelCosts(scenario, resolve_profile(scenario, None)))
 
 
-@pytest.mark.parametrize("stack", ENGINES)
+@pytest.mark.parametrize("stack", SERVING)
 def test_shared_experts_of_decode_take_what_they_last_longer_than_routed_ones(stack: str) -> None:
     apart = {"stack.shared_expert_stream": "false"}
     for size in ({}, {"batch": 512}, {"overrides": {"model.shared_intermediate": "65536"}}):

@@ -6,12 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ladder_sim import Scenario
+from ladder_sim import Scenario, predict
 from ladder_sim.errors import LadderSimError, SpecError, UsageError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.catalog import Versions, release
+from tests.conftest import DATA
+from tests.support.scenarios import SERVING
 
-SERVING = [name for name in catalog.stack_names() if catalog.stack(name).serves]
+STATES = str(DATA / "qwen3_next_layers.json")
 
 
 def test_a_version_has_the_figures_of_its_time() -> None:
@@ -85,3 +87,27 @@ def test_a_file_may_hold_versions(tmp_path: Path) -> None:
     file = tmp_path / "lab.toml"
     file.write_text(catalog.toml_text("vllm"))
     assert catalog.stack(str(file)) == catalog.stack("vllm")
+
+
+def test_sglang_waits_for_the_cpu_between_steps_with_states() -> None:
+    """SGLang 0.5.6 to 0.5.13 with a prefix cache of states: each step is scheduled when the one before has ended."""
+    for stack, model, cached, waits in (
+        ("sglang@0.5.9", STATES, True, True),
+        ("sglang@0.5.9", STATES, False, False),
+        ("sglang@0.5.9", "qwen3-30b-a3b", True, False),
+        ("sglang@0.5.5", STATES, True, False),
+        ("sglang@0.5.14", STATES, True, False),
+        ("vllm", STATES, True, False),
+    ):
+        given = {"model.layers": "4", "stack.prefix_cache": str(cached).lower()}
+        own = Scenario(model=model, stack=stack, tp=2, concurrency=8, gen=64, overrides=given)
+        free = own.replace(overrides={**given, "stack.host_state": "0 us"})
+        tpot_s, free_tpot_s = (predict(each, ["standard"])["standard"].tpot_s for each in (own, free))
+        assert own.schedules_ahead is not waits, stack
+        assert tpot_s is not None
+        assert free_tpot_s is not None
+        assert tpot_s - free_tpot_s == pytest.approx(own.stack.host_state_s if waits else 0.0, rel=0.05), stack
+        static_s, free_s = (
+            predict(each.replace(concurrency=None), ["standard"])["standard"].request_s for each in (own, free)
+        )
+        assert (static_s > free_s) is waits, stack

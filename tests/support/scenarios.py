@@ -8,6 +8,8 @@ from ladder_sim.specs import catalog
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
 
+SERVING = tuple(name for name in catalog.stack_names() if catalog.stack(name).serves)
+"""Engines that batch continuously."""
 # every family, and parameters that fit a few layers
 VARIANTS = (
     *("standard", "parallel", "ladder", "hybrid-ladder:2", "desync:2", "desync:3", "upper-bound"),

@@ -14,6 +14,7 @@ from ladder_sim.serving import Lengths, Service, Traffic
 from ladder_sim.specs.workload import ROUNDS
 from ladder_sim.validation.serving_table import Serving, Setup, read_servings
 from tests.conftest import SHIPPED
+from tests.support.scenarios import SERVING
 
 DENSE, EXPERTS = SHIPPED / "serving-dense.csv", SHIPPED / "serving-moe.csv"
 NO_FRONT_END = {"frontend_s": 0.0, "frontend_steps": 0.0, "frontend_token_s": 0.0}
@@ -80,7 +81,7 @@ def rows_of(file: Path, engine: str, concurrency: int) -> list[Serving]:
     ]
 
 
-@pytest.mark.parametrize("engine", ["vllm", "trtllm", "sglang"])
+@pytest.mark.parametrize("engine", SERVING)
 def test_serving_request_by_request_agrees_with_predictions(engine: str) -> None:
     served = serve(rows_of(DENSE, engine, 16))
     assert served

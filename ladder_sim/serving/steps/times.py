@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ladder_sim.costs.fingerprint import fingerprint
+from ladder_sim.costs.hardware import host_step_s
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.des.shared import Floats
@@ -219,7 +220,7 @@ class StepTimes:
             grids,
             limits,
             host_request_s=float(costs.hardware.stack.host_request_s),
-            host_step_s=float(costs.hardware.stack.host_rank_s) * scenario.plan.tp,
+            host_step_s=float(host_step_s(scenario, costs.hardware.stack)),
             split_from=(DECODE_TOKENS, PROMPT_TOKENS) if "token-split" in scenario.techniques else (math.inf, math.inf),
         )
 
