@@ -176,7 +176,8 @@ def _duties(
 ) -> NDArray[np.float64]:
     """Return the share of the time before each run that prompts took."""
     duty, duties = 0.0, []
-    columns = (alone_s, added_s, plan.decodes, plan.counts)
+    # it stays as it is where the engine waits
+    columns = (alone_s, added_s, plan.decodes, plan.counts * (plan.steps > 0.0))
     for step_s, more_s, decodes, count in zip(*(column.tolist() for column in columns), strict=True):
         duties.append(duty)
         if more_s:
