@@ -149,7 +149,8 @@ class _Priced(NamedTuple):
         """Return what the steps of a schedule take."""
         alone_s, added_s = np.asarray(times.decode_s)[plan.decodes], times.added(plan.held)
         if times.cold < 1.0:
-            added_s *= times.cold + (1.0 - times.cold) * _duties(alone_s, added_s, times.cold, plan)
+            duties = _duties(alone_s, added_s, times.cold, plan)
+            added_s[plan.held > 0] *= times.cold + (1.0 - times.cold) * duties
         runs_s = plan.counts * (alone_s + added_s)
         tokens_s = float((plan.steps * plan.decodes) @ alone_s)
         return cls(plan, runs_s, Times(*(plan.times @ runs_s).tolist()), float(plan.steps @ added_s), tokens_s)
@@ -174,18 +175,19 @@ class _Priced(NamedTuple):
 def _duties(
     alone_s: NDArray[np.float64], added_s: NDArray[np.float64], cold: float, plan: Schedule
 ) -> NDArray[np.float64]:
-    """Return the share of the time before each run that prompts took."""
-    duty, duties = 0.0, []
+    """Return the share of the time that prompts took before each run that holds any."""
+    holds = plan.held > 0
     # it stays as it is where the engine waits
-    columns = (alone_s, added_s, plan.decodes, plan.counts * (plan.steps > 0.0))
-    for step_s, more_s, decodes, count in zip(*(column.tolist() for column in columns), strict=True):
+    quiet_s = np.cumsum(np.where(holds | (plan.steps == 0.0), 0.0, plan.counts * alone_s))[holds]
+    faded = np.exp(-np.diff(quiet_s, prepend=0.0) / POWER_S)
+    duty, duties = 0.0, []
+    columns = (faded, alone_s[holds], added_s[holds], plan.decodes[holds])
+    for left, step_s, more_s, decodes in zip(*(column.tolist() for column in columns), strict=True):
+        duty *= left
         duties.append(duty)
-        if more_s:
-            part_s = more_s * (cold + (1.0 - cold) * duty)
-            kept = math.exp(-(step_s + part_s) / POWER_S)
-            duty = kept * duty + (1.0 - kept) * (part_s / (step_s + part_s) if decodes else 1.0)
-        else:
-            duty *= math.exp(-count * step_s / POWER_S)
+        part_s = more_s * (cold + (1.0 - cold) * duty)
+        kept = math.exp(-(step_s + part_s) / POWER_S)
+        duty = kept * duty + (1.0 - kept) * (part_s / (step_s + part_s) if decodes else 1.0)
     return np.array(duties)
 
 
