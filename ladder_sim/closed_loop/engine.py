@@ -1,38 +1,29 @@
-"""Requests kept in flight, served step by step: each of C clients sends its next request when its last one is answered.
+"""Requests kept in flight, served step by step: what their steps take.
 
-The engine's scheduler decides on each step, as in `ladder_sim.serving`. Steps in which nobody comes or ends are taken
-together, so that a load costs as much as it has requests, whatever the length of its answers.
+Which requests share a step is a `schedule`, made with lengths of steps that no link changes. A faster link shortens
+its steps and moves no request to another one, so that it lengthens no request. Only the front end, of so many seconds,
+then lasts for more steps: times are linear between schedules in which requests leave it in the middle of a step.
 """
 
-import heapq
 import math
 from bisect import bisect_left
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
+from ladder_sim.closed_loop.schedule import Clients, Lengths, Schedule, Scheduling, Times, schedule
 from ladder_sim.des.shared import Number
-from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.workload import ROUNDS, SPREAD
 
-# rounds of requests that are simulated; those after the second stand for all that follow: by then clients have met
-_SIMULATED = 3
-_SETTLING = 2
-# requests that are simulated at least, of few clients
-_LEAST = 200
 # over how long the power limit and the heat of a GPU average, seconds: the same servings err by 5.6 % in TPOT with 1,
 # by 5.4 % with 10, and by 0.1 points less with 30
 POWER_S = 10.0
-# fractional parts of their multiples are spread evenly over a square (M. Roberts, "The Unreasonable Effectiveness of
-# Quasirandom Sequences", 2018)
-_EVEN = (0.7548776662466927, 0.5698402909980532)
-# multiples left out at the beginning: next to 0 lengths of a few clients grow with their number
-_SKIPPED = 1000
+# decode steps that a front end is simulated with: hardly any, and in the middle of one. Times are linear between them
+_DELAYS = (1e-6, 0.5, 1.5, 2.5, 3.5, *((steps << power) - 0.5 for power in range(60) for steps in (5, 6, 7, 8)))
 
 
 class FrontEnd(NamedTuple):
@@ -45,9 +36,14 @@ class FrontEnd(NamedTuple):
     prompt_s: Number = 0.0
     """Further time for a prompt of the mean length, in proportion to a prompt's length."""
 
-    def outside_s(self, tpot_s: Number, length: float = 1.0) -> Number:
-        """Return the time of a request outside of the engine, whose prompt is `length` times as long as the mean."""
-        return self.seconds + self.steps * tpot_s + self.prompt_s * length
+    @property
+    def uneven(self) -> float:
+        """Share of the time of every request that grows with its prompt."""
+        return float(self.prompt_s / (self.seconds + self.prompt_s)) if self.prompt_s else 0.0
+
+    def outside_s(self, tpot_s: Number) -> Number:
+        """Return the time of a request outside of the engine."""
+        return self.seconds + self.steps * tpot_s + self.prompt_s
 
 
 NO_FRONT_END = FrontEnd()
@@ -84,34 +80,6 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scheduling:
-    """How an engine schedules."""
-
-    step_tokens: int
-    """Most tokens of one step."""
-    mixed_steps: bool
-    """Prompts share a step with requests that decode; else they go first, in steps of their own."""
-    ahead: bool
-    """The next step is scheduled while one runs."""
-    chunked_prompts: bool = True
-    """A prompt that does not fit what is left of a step is split; else it waits, unless no step holds it whole."""
-    poll_steps: int = 1
-    """Decode steps from one look for new requests to the next; a step with prompts is followed by one at once."""
-
-    @classmethod
-    def of(cls, scenario: Scenario, step_tokens: int) -> Self:
-        """Return how a scenario's stack schedules, with steps of so many tokens."""
-        stack = scenario.stack
-        return cls(
-            step_tokens=step_tokens,
-            mixed_steps=stack.mixed_steps,
-            chunked_prompts=stack.chunked_prompts,
-            ahead=scenario.schedules_ahead,
-            poll_steps=stack.poll_steps,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
     """How long steps take: linear between those that were simulated."""
 
@@ -123,6 +91,12 @@ class Steps:
     """What so many add to a step, while prompts take all of the time."""
     cold: float = 1.0
     """Share of this that they add while prompts take hardly any of the time: the power limit has not set in."""
+
+    @property
+    def lengths(self) -> Lengths:
+        """Lengths of these steps."""
+        requests = tuple(range(len(self.decode_s)))
+        return Lengths(requests, tuple(self.decode_s), tuple(self.tokens), tuple(self.added_s))
 
     @classmethod
     def between(
@@ -150,85 +124,71 @@ class Steps:
         longer_s = list(accumulate(more_s, max))
         return cls(decode_s=between_s if mixed else [0.0, *between_s[1:]], tokens=tokens, added_s=longer_s, cold=cold)
 
-    def prompts_s(self, tokens: int, duty: float) -> float:
-        """Return the seconds that prompt tokens add to a step, while prompts take a share `duty` of the time."""
-        nodes, seconds = self.tokens, self.added_s
-        number = bisect_left(nodes, tokens)
-        if number == 0:
-            busy_s = seconds[0]
-        elif number == len(nodes):
-            # beyond the largest that was simulated
-            busy_s = seconds[-1] * tokens / nodes[-1]
-        else:
-            low, high = nodes[number - 1], nodes[number]
-            busy_s = seconds[number - 1] + (tokens - low) / (high - low) * (seconds[number] - seconds[number - 1])
-        return busy_s * (self.cold + (1.0 - self.cold) * duty)
+    def added(self, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the seconds that prompt tokens add to each step, while prompts take all of the time."""
+        beyond = np.maximum(tokens / self.tokens[-1], 1.0)
+        return np.where(tokens > 0, beyond * np.interp(tokens, self.tokens, self.added_s), 0.0)
 
 
-class _Sums(NamedTuple):
-    """What requests and steps so far add up to; seconds."""
+class _Priced(NamedTuple):
+    """A schedule whose steps take so long; seconds."""
 
-    now_s: float
-    """Time that has passed."""
-    busy_steps: float
-    """Steps."""
-    prompt_steps: float
-    """Those that hold a prompt."""
+    plan: Schedule
+    """The schedule."""
+    runs_s: NDArray[np.float64]
+    """What each run takes."""
+    times_s: Times
+    """Times of all requests together."""
     prompts_s: float
     """What prompts added to steps."""
-    prompt_tokens: float
-    """Tokens of prompts that have run."""
-    tokens: float
-    """Tokens that steps decoded."""
     tokens_s: float
-    """Times of these steps for each of the tokens, without prompts."""
-    ended: float = 0.0
-    """Requests that are answered; the rest is theirs."""
-    steps: float = 0.0
-    """Further tokens."""
-    further_s: float = 0.0
-    """From first tokens to last ones."""
-    waited_s: float = 0.0
-    """From arrivals to first tokens."""
-    ran_s: float = 0.0
-    """From admissions to last tokens."""
+    """Times of the steps that decode for each of the tokens, without prompts."""
 
     @classmethod
-    def weighted(cls, first: Self, simulated: Self, *, requests: float) -> Self:
-        """Return the sums over so many requests: the first ones once, and the others as often as that takes."""
-        weight = (requests - first.ended) / (simulated.ended - first.ended)
-        return cls(*(once + weight * (both - once) for once, both in zip(first, simulated, strict=True)))
+    def of(cls, plan: Schedule, times: Steps) -> Self:
+        """Return what the steps of a schedule take."""
+        alone_s, added_s = np.asarray(times.decode_s)[plan.decodes], times.added(plan.held)
+        if times.cold < 1.0:
+            duties = _duties(alone_s, added_s, times.cold, plan)
+            added_s[plan.held > 0] *= times.cold + (1.0 - times.cold) * duties
+        runs_s = plan.counts * (alone_s + added_s)
+        tokens_s = float((plan.steps * plan.decodes) @ alone_s)
+        return cls(plan, runs_s, Times(*(plan.times @ runs_s).tolist()), float(plan.steps @ added_s), tokens_s)
 
-    def served(self, *, concurrency: int, prompt: int, steps: int, front_end: FrontEnd, ttft_p50_s: float) -> Served:
-        """Return the means."""
-        tpot_s, engine_s = self.further_s / self.steps, self.waited_s / self.ended
-        front_end_s = float(front_end.outside_s(tpot_s))
-        in_engine = concurrency * (engine_s + steps * tpot_s) / (engine_s + steps * tpot_s + front_end_s)
-        return Served(
-            ttft_s=engine_s + front_end_s,
-            ttft_p50_s=ttft_p50_s,
-            prompt_s=self.prompts_s / (self.prompt_tokens / prompt),
-            duty=self.prompts_s / self.now_s,
-            running=min(self.ran_s / self.now_s, concurrency),
-            tpot_s=tpot_s,
-            decoding=min(self.further_s / self.now_s, concurrency),
-            decode_s=min(self.tokens_s / self.tokens, tpot_s),
-            cycle_steps=self.busy_steps * in_engine / self.ended,
-            prompt_steps=self.prompt_steps / self.busy_steps,
-            in_engine=in_engine,
-            front_end_s=front_end_s,
-        )
+    def front_end_s(self, front_end: FrontEnd) -> float:
+        """Return the time of a request in the front end."""
+        return float(front_end.outside_s(self.times_s.further / self.plan.tokens))
+
+    def late_s(self, front_end: FrontEnd) -> float:
+        """Return by how much requests leave the front end later than they should."""
+        return float(self.times_s.outside / (self.plan.requests - self.plan.begun)) - self.front_end_s(front_end)
+
+    def waits_s(self, front_end_s: float) -> NDArray[np.float64]:
+        """Return the time to first token of each request."""
+        ends_s = np.cumsum(self.runs_s)
+        sent_s, first_s = (each.seconds(ends_s, self.runs_s) for each in (self.plan.sent, self.plan.first))
+        # first requests were sent at the beginning, but for their front end
+        waits_s: NDArray[np.float64] = first_s - sent_s + front_end_s * self.plan.begins
+        return waits_s
 
 
-@lru_cache(maxsize=64)
-def _lengths(prompt: int, answer: int, spread: float, count: int) -> tuple[list[int], list[int]]:
-    """Return the prompts' tokens and the further tokens of requests in the order in which they are sent."""
-    multiples = _SKIPPED + np.arange(count)
-    prompts, answers = (
-        np.rint(mean * (1.0 + spread * (2.0 * (multiples * each % 1.0) - 1.0))).astype(int)
-        for mean, each in zip((prompt, answer), _EVEN, strict=True)
-    )
-    return np.maximum(prompts, 1).tolist(), np.maximum(answers - 1, 1).tolist()
+def _duties(
+    alone_s: NDArray[np.float64], added_s: NDArray[np.float64], cold: float, plan: Schedule
+) -> NDArray[np.float64]:
+    """Return the share of the time that prompts took before each run that holds any."""
+    holds = plan.held > 0
+    # it stays as it is where the engine waits
+    quiet_s = np.cumsum(np.where(holds | (plan.steps == 0.0), 0.0, plan.counts * alone_s))[holds]
+    faded = np.exp(-np.diff(quiet_s, prepend=0.0) / POWER_S)
+    duty, duties = 0.0, []
+    columns = (faded, alone_s[holds], added_s[holds], plan.decodes[holds])
+    for left, step_s, more_s, decodes in zip(*(column.tolist() for column in columns), strict=True):
+        duty *= left
+        duties.append(duty)
+        part_s = more_s * (cold + (1.0 - cold) * duty)
+        kept = math.exp(-(step_s + part_s) / POWER_S)
+        duty = kept * duty + (1.0 - kept) * (part_s / (step_s + part_s) if decodes else 1.0)
+    return np.array(duties)
 
 
 def simulate(
@@ -242,6 +202,7 @@ def simulate(
     spread: float = SPREAD,
     rounds: float = ROUNDS,
     front_end: FrontEnd = NO_FRONT_END,
+    lengths: Lengths | None = None,
 ) -> Served:
     """Simulate clients that send their first requests together, and each further one after an answer.
 
@@ -275,116 +236,63 @@ def simulate(
     >>> round(served.tpot_s, 3), round(served.ttft_s, 2)
     (0.11, 0.73)
     """
-    total = max(_SIMULATED * concurrency, _LEAST)
-    # more requests than those that end may be there, and as many end in the last step
-    prompts, answers = _lengths(prompt, steps + 1, spread, total + 2 * concurrency)
-    left = list(prompts)
-    # times at which requests were sent, began to run and had their first token
-    sent_s, admitted_s, first_s = ([0.0] * len(left) for _ in range(3))
-    # those that will arrive, and when; those that decode, by the step that decodes their last token
-    coming: list[tuple[float, int]] = [(0.0, number) for number in range(concurrency)]
-    ending: list[tuple[int, int]] = []
-    waiting: deque[int] = deque()
-    sent = concurrency
-    running = decoding = tick = ended = busy_steps = prompt_steps = tokens = prompt_tokens = ended_steps = 0
-    prompts_s = tokens_s = now_s = scheduled_s = duty = waited_s = further_s = ran_s = 0.0
-    mixed, chunked, ahead = scheduling.mixed_steps, scheduling.chunked_prompts, scheduling.ahead
-    poll, decode_s = scheduling.poll_steps, times.decode_s
-    # steps since the engine looked for new requests
-    unpolled = 0
-    sums, first_tokens_s = [], []
-    for end in (_SETTLING * concurrency, total):
-        ttfts_s: list[float] = []
-        first_tokens_s.append(ttfts_s)
-        while ended < end:
-            while unpolled == 0 and coming and coming[0][0] <= scheduled_s:
-                waiting.append(heapq.heappop(coming)[1])
-            # what the step holds
-            room = scheduling.step_tokens - (decoding if mixed else 0)
-            held, first = 0, []
-            while waiting and room > 0:
-                number = waiting[0]
-                if held and not chunked and left[number] > room:
-                    break
-                if left[number] == prompts[number]:
-                    if running and running + 1 > slots:
-                        break
-                    running += 1
-                    admitted_s[number] = now_s
-                part = min(left[number], room)
-                left[number] -= part
-                room -= part
-                held += part
-                if left[number] == 0:
-                    first.append(waiting.popleft())
-            decodes = decoding if mixed or not held else 0
-            if not held and not decodes:
-                now_s = scheduled_s = max(now_s, coming[0][0])
-                unpolled = 0
-                continue
-            alone_s, count = decode_s[decodes], 1
-            if held:
-                added_s = times.prompts_s(held, duty)
-                step_s = alone_s + added_s
-                share = added_s / step_s if decodes else 1.0
-                prompts_s += added_s
-                prompt_tokens += held
-                prompt_steps += 1
-                unpolled = 0
-            else:
-                # as many like it until one ends, or comes
-                step_s, share = alone_s, 0.0
-                count = ending[0][0] - tick
-                if coming and not waiting:
-                    arrives = max(1, math.ceil((coming[0][0] - now_s) / step_s) + ahead)
-                    count = min(count, arrives + -(unpolled + arrives) % poll)
-                unpolled = (unpolled + count) % poll
-            kept = math.exp(-count * step_s / POWER_S)
-            duty = kept * duty + (1.0 - kept) * share
-            begin_s, now_s = now_s + (count - 1) * step_s, now_s + count * step_s
-            # the next one holds what has come by then
-            scheduled_s = begin_s if ahead else now_s
-            busy_steps += count
-            last: list[int] = []
-            if decodes:
-                tokens += count * decodes
-                tokens_s += count * decodes * alone_s
-                tick += count
-                while ending and ending[0][0] <= tick:
-                    last.append(heapq.heappop(ending)[1])
-                decoding -= len(last)
-            for number in first:
-                first_s[number] = now_s
-                heapq.heappush(ending, (tick + answers[number], number))
-                decoding += 1
-            for number in last:
-                own_s = now_s - first_s[number]
-                further_s += own_s
-                waited_s += first_s[number] - sent_s[number]
-                ran_s += now_s - admitted_s[number]
-                ended_steps += answers[number]
-                running -= 1
-                ended += 1
-                # all its tokens come later by what it was in the front end
-                outside_s = float(front_end.outside_s(own_s / answers[number], prompts[number] / prompt))
-                ttfts_s.append(first_s[number] - sent_s[number] + outside_s)
-                sent_s[sent] = now_s + outside_s
-                heapq.heappush(coming, (sent_s[sent], sent))
-                sent += 1
-        engine = _Sums(now_s, busy_steps, prompt_steps, prompts_s, prompt_tokens, tokens, tokens_s)
-        sums.append(
-            engine._replace(ended=ended, steps=ended_steps, further_s=further_s, waited_s=waited_s, ran_s=ran_s)
-        )
-    requests = max(rounds * concurrency, sums[0].ended)
-    every = _Sums.weighted(*sums, requests=requests)
-    share = (requests - sums[0].ended) / len(first_tokens_s[1])
-    median_s = _weighted_median(*first_tokens_s, share=share)
-    return every.served(concurrency=concurrency, prompt=prompt, steps=steps, front_end=front_end, ttft_p50_s=median_s)
+    clients = Clients(concurrency, prompt, steps, int(min(slots, concurrency)), spread, rounds, front_end.uneven)
+    lengths = lengths or times.lengths
+
+    def priced(delay: float) -> _Priced:
+        return _Priced.of(schedule(scheduling, clients, lengths, delay * lengths.decode[-1]), times)
+
+    if front_end == NO_FRONT_END:
+        return _served([(1.0, priced(0.0))], clients, front_end)
+    # the two between which requests leave the front end in time
+    number = bisect_left(_DELAYS, (front_end.seconds + front_end.prompt_s) / times.decode_s[-1], 1)
+    low = high = priced(_DELAYS[number])
+    while low.late_s(front_end) > 0.0 and number:
+        number -= 1
+        low, high = priced(_DELAYS[number]), low
+    while high.late_s(front_end) <= 0.0:
+        number += 1
+        low, high = high, priced(_DELAYS[number])
+    before_s, after_s = low.late_s(front_end), high.late_s(front_end)
+    share = min(max(before_s / (before_s - after_s), 0.0), 1.0)
+    return _served([(1.0 - share, low), (share, high)], clients, front_end)
 
 
-def _weighted_median(once: Sequence[float], others: Sequence[float], *, share: float) -> float:
-    """Return the median of values that count once, and of others of which each counts as `share` values."""
-    values = np.array([*once, *others])
-    weights = np.repeat([1.0, share], [len(once), len(others)])
+def _served(parts: Sequence[tuple[float, _Priced]], clients: Clients, front_end: FrontEnd) -> Served:
+    """Return the means over schedules, each with its share."""
+
+    def mean(of: Callable[[_Priced, Schedule], Any]) -> float:
+        return sum(share * float(of(each, each.plan)) for share, each in parts)
+
+    requests, now_s = parts[0][1].plan.requests, mean(lambda each, _: each.times_s.now)
+    further_s = mean(lambda each, _: each.times_s.further)
+    tpot_s = further_s / mean(lambda _, plan: plan.tokens)
+    front_end_s = float(front_end.outside_s(tpot_s))
+    waited_s = mean(lambda each, plan: each.times_s.waited + plan.begun * front_end_s)
+    waits_s = np.concatenate([each.waits_s(front_end_s) for _, each in parts])
+    weights = np.concatenate([share * each.plan.weights for share, each in parts])
+    engine_s = waited_s / requests - front_end_s + clients.steps * tpot_s
+    in_engine = clients.concurrency * engine_s / (engine_s + front_end_s)
+    steps = mean(lambda _, plan: plan.steps.sum())
+    prompts_s = mean(lambda each, _: each.prompts_s)
+    alone_s = mean(lambda each, _: each.tokens_s) / mean(lambda _, plan: plan.steps @ plan.decodes)
+    return Served(
+        ttft_s=waited_s / requests,
+        ttft_p50_s=_weighted_median(waits_s, weights),
+        prompt_s=prompts_s / (mean(lambda _, plan: plan.steps @ plan.held) / clients.prompt),
+        duty=prompts_s / now_s,
+        running=min(mean(lambda each, _: each.times_s.ran) / now_s, clients.concurrency),
+        tpot_s=tpot_s,
+        decoding=min(further_s / now_s, clients.concurrency),
+        decode_s=min(alone_s, tpot_s),
+        cycle_steps=steps * in_engine / requests,
+        prompt_steps=min(mean(lambda _, plan: plan.steps @ (plan.held > 0)) / steps, 1.0),
+        in_engine=in_engine,
+        front_end_s=front_end_s,
+    )
+
+
+def _weighted_median(values: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
+    """Return the median of values that count as often as their weights say."""
     order = np.argsort(values)
     return float(np.interp(0.5 * weights.sum(), np.cumsum(weights[order]) - 0.5 * weights[order], values[order]))

@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from itertools import accumulate
 from typing import Any, Self
 
 import numpy as np
 
-from ladder_sim.closed_loop.engine import FrontEnd, Scheduling, Served, Steps, simulate
+from ladder_sim.closed_loop.engine import FrontEnd, Served, Steps, simulate
 from ladder_sim.closed_loop.requests import Requests
+from ladder_sim.closed_loop.schedule import Lengths, Scheduling
 from ladder_sim.costs.hardware import host_step_s
 from ladder_sim.des.shared import Number, maximum, minimum
 from ladder_sim.kernels import Stack
@@ -86,11 +88,16 @@ class Loop:
         load = self.load
         beside_s = self.seconds["most"] if load.mixed_steps else -self._host_s(0.0)
         added_s = {name: maximum(self.seconds[name] - beside_s, 0.0) for name in ("idle", *self.tokens)}
+        host_s = {name: self._host_s(number) for name, number in self.decoding.items()}
+        kernels_s = {name: step.kernels_s for name, step in self.passes.items()}
+        computed_beside_s = kernels_s["most"] if load.mixed_steps else -self._host_s(0.0)
         groups: list[Mapping[str, Number]] = [
             self.decoding,
-            {name: self.seconds[name] + self._host_s(number) for name, number in self.decoding.items()},
+            {name: self.seconds[name] + host_s[name] for name in self.decoding},
+            {name: kernels_s[name] + host_s[name] for name in self.decoding},
             self.tokens,
             {name: added_s[name] for name in self.tokens},
+            {name: maximum(kernels_s[name] - computed_beside_s, 0.0) for name in self.tokens},
             {"cold": minimum(added_s["idle"] / maximum(added_s["busy"], 1e-12), 1.0)},
             load.front_end(self.stack)._asdict(),
             {"clients": maximum(load.concurrency / load.lanes, 1.0), "step_tokens": load.step_tokens},
@@ -100,12 +107,13 @@ class Loop:
         served = []
         for row in zip(*(column.ravel().tolist() for column in np.broadcast_arrays(*values)), strict=True):
             given = iter(row)
-            numbers, decode_s, tokens, more_s, cold, front_end, clients, sizes = (
+            numbers, decode_s, alone_s, tokens, more_s, longer_s, cold, front_end, clients, sizes = (
                 {name: next(given) for name in group} for group in groups
             )
             one = self._of_lanes(
                 decode_s={numbers[name]: decode_s[name] for name in numbers},
                 added_s={tokens[name]: more_s[name] for name in tokens},
+                lengths=_lengths(numbers, alone_s, tokens, longer_s, mixed=load.mixed_steps),
                 front_end=FrontEnd(**front_end),
                 **clients,
                 **cold,
@@ -178,6 +186,28 @@ class Loop:
             for name, times in steps.items()
             if times
         }
+
+
+def _lengths(
+    numbers: Mapping[str, float],
+    alone_s: Mapping[str, float],
+    tokens: Mapping[str, float],
+    longer_s: Mapping[str, float],
+    *,
+    mixed: bool,
+) -> Lengths:
+    """Return the lengths of steps on GPUs whose links take no time, in steps that decode most requests."""
+    unit_s = alone_s["most"]
+    decode = {numbers[name]: _rounded(seconds / unit_s) for name, seconds in alone_s.items()}
+    prompts = {tokens[name]: _rounded(seconds / unit_s) for name, seconds in longer_s.items()}
+    requests, steps = zip(*sorted({0.0: 0.0, **decode}.items() if not mixed else decode.items()), strict=True)
+    chunks, added = zip(*sorted(prompts.items()), strict=True)
+    return Lengths(requests, steps, chunks, tuple(accumulate(added, max)))
+
+
+def _rounded(length: float) -> float:
+    """Return a length to two digits: wirings whose kernels hardly differ then share their schedule."""
+    return float(f"{length:.1e}")
 
 
 def _way(value: Number, low: Number, high: Number) -> Number:

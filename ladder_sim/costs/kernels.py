@@ -121,11 +121,17 @@ class KernelCosts:
         """
         lookups: dict[tuple[Kind, TableOf], list[tuple[int, Lookup]]] = defaultdict(list)
         estimates: dict[int, Estimate] = {}
+        # steps of equal sizes send the same messages
+        sent: dict[tuple[str, str, str, float], Estimate] = {}
         for at, op in enumerate(ops):
             if in_place := self._in_place(op):
                 estimates[at] = in_place
             elif (message := op.message) is not None:
-                estimates[at] = self._collective(cast(CollectiveKind, op.kind), message)
+                size = message.message_bytes
+                like = op.kind, message.group, message.kernel, size if isinstance(size, float) else id(op)
+                if like not in sent:
+                    sent[like] = self._collective(cast(CollectiveKind, op.kind), message)
+                estimates[at] = sent[like]
             elif (lookup := op.shape.lookup) is None or (
                 TABLE_KINDS[lookup.kind].has_formula and self._table(lookup.kind, lookup.of)[0] is None
             ):

@@ -3,7 +3,7 @@
 import random
 import statistics
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -11,7 +11,8 @@ import simpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ladder_sim.closed_loop.engine import FrontEnd, Scheduling, Served, Steps, simulate
+from ladder_sim.closed_loop.engine import FrontEnd, Served, Steps, simulate
+from ladder_sim.closed_loop.schedule import Scheduling
 
 MILLISECONDS = st.floats(0.1, 200.0).map(lambda value: value * 1e-3)
 CONCURRENCIES = st.integers(1, 64)
@@ -53,6 +54,19 @@ def test_means_are_of_one_load(
     assert 0.0 < served.duty <= 1.0
     assert 0.0 < served.prompt_steps <= 1.0
     assert 0.0 < served.in_engine <= concurrency
+
+
+@given(step_times(), CONCURRENCIES, STEPS, st.integers(1, 20000), st.booleans(), MILLISECONDS, st.floats(0.3, 1.0))
+def test_faster_steps_lengthen_no_request(
+    times: Steps, concurrency: int, steps: int, prompt: int, mixed: bool, outside_s: float, factor: float
+) -> None:
+    """Whatever the front end takes: with the same lengths of steps requests share the same ones."""
+    times = replace(times, cold=1.0)
+    faster = replace(times, decode_s=[factor * seconds for seconds in times.decode_s])
+    load: dict[str, Any] = {"concurrency": concurrency, "prompt": prompt, "steps": steps, "slots": 1e9}
+    load |= {"front_end": FrontEnd(outside_s), "lengths": times.lengths}
+    before_s, after_s = (cycle_s(simulate(each, scheduling(mixed=mixed), **load), steps) for each in (times, faster))
+    assert after_s <= 1.01 * before_s
 
 
 @given(step_times(), STEPS, st.booleans())

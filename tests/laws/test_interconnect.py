@@ -2,6 +2,7 @@
 
 import dataclasses
 import warnings
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -248,23 +249,41 @@ def test_a_better_link_slows_no_wiring(scenario: Scenario, data: st.DataObject) 
 
 @law(examples=60)
 @given(scenarios(models=MODELS, in_flight=True, stacks=("vllm", "sglang", "trtllm")), st.data())
-def test_a_better_link_lengthens_requests_in_flight_by_how_clients_meet(
-    scenario: Scenario, data: st.DataObject
-) -> None:
-    """In flight, where no step is slower, a better link lengthens a request by a tenth at most; short ones by a third.
+def test_a_better_link_lengthens_no_request_in_flight(scenario: Scenario, data: st.DataObject) -> None:
+    """In flight a better link lengthens a request without overlap by at most 0.01 %, and others by 1 %, as their steps.
 
-    Prompts that share a step cost less than those that come one by one, and which ones do depends on when the last
-    answers ended. Batching systems have such anomalies (R. L. Graham, "Bounds on multiprocessing timing anomalies",
-    1969).
+    Another algorithm of NCCL may slow steps with overlap further. Where prompts wait for launches, what they add to a
+    step is taken from the one that decodes most requests, and its part that no link shortens is too long next to fewer.
     """
     tier = data.draw(st.sampled_from(links(scenario)))
     figure = data.draw(st.sampled_from(["bandwidth_Bps", "allreduce_floor_s"]))
     now, factor = getattr(getattr(scenario.cluster, tier), figure), data.draw(FACTORS)
     better = now * factor if figure == "bandwidth_Bps" else now / factor
+    if figure == "bandwidth_Bps" and tier != "intra":
+        better = max(now, min(better, scenario.cluster.intra.bandwidth_Bps))
     before, after = (
-        answers(changed(scenario, {f"{tier}.{figure}": each}), "standard")["standard"] for each in (now, better)
+        answers(changed(scenario, {f"{tier}.{figure}": each}), "standard", *OVERLAPPING) for each in (now, better)
     )
-    assert after.request_s <= (1.1 if scenario.workload.gen >= 8 else 1.33) * before.request_s
+    for variant in ("standard", *OVERLAPPING):
+        steps_before, steps_after = ([step for step, _ in each[variant].request.passes] for each in (before, after))
+        alike = [algorithms(step) for step in steps_before] == [algorithms(step) for step in steps_after]
+        launched = any(step.breakdown.limits_s.get("launches", 0.0) > 0.05 * step.seconds for step in steps_after)
+        most = 1.1 if variant in OVERLAPPING and not alike else 1.01 if variant in OVERLAPPING or launched else 1.0001
+        assert after[variant].request_s <= most * before[variant].request_s, variant
+
+
+@pytest.mark.parametrize(("model", "clients", "gen"), [("8b", 32, 2), ("llama-2-13b", 64, 4), ("70b", 32, 2)])
+def test_short_answers_in_flight_take_no_longer_on_a_faster_link(model: str, clients: int, gen: int) -> None:
+    """Shorter steps let requests miss their next one, of which there are few: E2E rose by 7 to 13 %.
+
+    Now by 0.3 % at most: prompts wait for launches.
+    """
+    load = {"concurrency": clients, "prompt": 16, "gen": gen}
+    scenario = Scenario(model=model, cluster="h100-pcie", tp=4, stack="trtllm", **load)
+    rates = [scenario.cluster.intra.bandwidth_Bps * factor for factor in (1.0, 1.02, 1.05, 1.1, 1.2, 1.5)]
+    links = [changed(scenario, {"intra.bandwidth_Bps": rate}) for rate in rates]
+    request_s = [float(answers(each, "standard")["standard"].request_s) for each in links]
+    assert all(after <= 1.005 * before for before, after in combinations(request_s, 2))
 
 
 @law(examples=60)

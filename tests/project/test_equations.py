@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from ladder_sim import Scenario, predict
-from ladder_sim.closed_loop.engine import FrontEnd, Scheduling, Steps, simulate
+from ladder_sim.closed_loop.engine import FrontEnd, Steps, simulate
+from ladder_sim.closed_loop.schedule import Scheduling
 from ladder_sim.confidence.errors import UNCHECKED
 from ladder_sim.costs import contention
 from ladder_sim.costs.collectives.across_nodes import across_nodes_s, host_ring_s

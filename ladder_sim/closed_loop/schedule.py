@@ -1,0 +1,346 @@
+"""The steps that serve clients: each sends its next request when its last one is answered.
+
+The engine's scheduler decides on each step, as in `ladder_sim.serving`. Steps in which nobody comes or ends are taken
+together, so that a load costs as much as it has requests, whatever the length of its answers. Time is counted in
+steps: a schedule depends on no time, so that all wirings and links share it.
+"""
+
+import heapq
+import math
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ladder_sim.specs.scenario import Scenario
+
+# rounds of requests that are simulated; those after the second stand for all that follow: by then clients have met
+_SIMULATED = 3
+_SETTLING = 2
+# requests that are simulated at least, of few clients
+_LEAST = 200
+# fractional parts of their multiples are spread evenly over a square (M. Roberts, "The Unreasonable Effectiveness of
+# Quasirandom Sequences", 2018)
+_EVEN = (0.7548776662466927, 0.5698402909980532)
+# multiples left out at the beginning: next to 0 lengths of a few clients grow with their number
+_SKIPPED = 1000
+# shortest run
+_NO_TIME = 1e-12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheduling:
+    """How an engine schedules."""
+
+    step_tokens: int
+    """Most tokens of one step."""
+    mixed_steps: bool
+    """Prompts share a step with requests that decode; else they go first, in steps of their own."""
+    ahead: bool
+    """The next step is scheduled while one runs."""
+    chunked_prompts: bool = True
+    """A prompt that does not fit what is left of a step is split; else it waits, unless no step holds it whole."""
+    poll_steps: int = 1
+    """Decode steps from one look for new requests to the next; a step with prompts is followed by one at once."""
+
+    @classmethod
+    def of(cls, scenario: Scenario, step_tokens: int) -> Self:
+        """Return how a scenario's stack schedules, with steps of so many tokens."""
+        stack = scenario.stack
+        return cls(
+            step_tokens=step_tokens,
+            mixed_steps=stack.mixed_steps,
+            chunked_prompts=stack.chunked_prompts,
+            ahead=scenario.schedules_ahead,
+            poll_steps=stack.poll_steps,
+        )
+
+
+class Clients(NamedTuple):
+    """Clients, and the requests that they send."""
+
+    concurrency: int
+    """Clients, each with one request in flight."""
+    prompt: int
+    """Mean tokens of prompts."""
+    steps: int
+    """Mean number of steps that decode a request: its tokens less one."""
+    slots: int
+    """Requests that can run at the same time."""
+    spread: float
+    """Spread of the lengths of prompts and answers around their mean, either way."""
+    rounds: float
+    """Requests of each client."""
+    uneven: float = 0.0
+    """Share of the time in the front end that grows with the prompt."""
+
+
+class Lengths(NamedTuple):
+    """How long steps take on GPUs whose links take no time, in any unit: linear between those that are given."""
+
+    requests: tuple[float, ...]
+    """Requests that decode in a step without prompts, increasing; 0: what a step of prompts has besides them."""
+    decode: tuple[float, ...]
+    """Length of such steps."""
+    tokens: tuple[float, ...]
+    """Tokens of prompts in a step, increasing."""
+    prompts: tuple[float, ...]
+    """What so many add to a step."""
+
+    def decoding(self, most: int) -> list[float]:
+        """Return the lengths of steps without prompts, up to `most` requests."""
+        lengths: list[float] = np.interp(np.arange(most + 1), self.requests, self.decode).tolist()
+        return lengths
+
+    def added(self, tokens: int) -> float:
+        """Return what tokens of prompts add to a step."""
+        number = bisect_left(self.tokens, tokens)
+        if number == 0:
+            return self.prompts[0]
+        if number == len(self.tokens):
+            # beyond the largest that is given
+            return self.prompts[-1] * tokens / self.tokens[-1]
+        low, high = self.tokens[number - 1 : number + 1]
+        shorter, longer = self.prompts[number - 1 : number + 1]
+        return shorter + (tokens - low) / (high - low) * (longer - shorter)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Schedule:
+    """Runs of equal steps, and the requests that they answer: sums of times are linear in what the runs take."""
+
+    decodes: NDArray[np.int64]
+    """Requests that decode in each step of a run; 1 where the engine waits for requests."""
+    held: NDArray[np.int64]
+    """Tokens of prompts in each step of a run."""
+    counts: NDArray[np.float64]
+    """Steps of a run."""
+    steps: NDArray[np.float64]
+    """Steps that a run stands for, 0 where the engine waits: in the first rounds its own, then those of all rounds."""
+    times: NDArray[np.float64]
+    """What each run adds to the times of `Times`, in proportion to the time that it takes."""
+    requests: float
+    """Requests that are answered."""
+    begun: float
+    """First requests of clients among them."""
+    tokens: float
+    """Further tokens of all requests."""
+    begins: NDArray[np.bool_]
+    """Whether each request is the first one of a client."""
+    weights: NDArray[np.float64]
+    """How often each request counts."""
+    sent: "Moments"
+    """When the client's previous request was answered; of first requests the beginning."""
+    first: "Moments"
+    """When each request has its first token."""
+
+
+class Times(NamedTuple):
+    """Times of all requests together, or for each run what it adds to them."""
+
+    now: Any
+    """Time that has passed."""
+    further: Any
+    """From first tokens to last ones."""
+    waited: Any
+    """From answers to first tokens of the next requests, and from the beginning to those of first requests."""
+    ran: Any
+    """From admissions to last tokens."""
+    outside: Any
+    """From answers until the next requests have left the front end."""
+
+
+class Moments(NamedTuple):
+    """Moments in runs, one per request."""
+
+    run: NDArray[np.int64]
+    """Run in which the moment is."""
+    part: NDArray[np.float64]
+    """Part of the run that has passed."""
+
+    def seconds(self, ends_s: NDArray[np.float64], runs_s: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return when it is, given when runs end and what they take."""
+        after_s: NDArray[np.float64] = ends_s[self.run] - (1.0 - self.part) * runs_s[self.run]
+        return after_s
+
+    def added(self, weights: NDArray[np.float64], runs: int) -> NDArray[np.float64]:
+        """Return what each run adds to the sum of all moments."""
+        here, before = (np.bincount(self.run, each, runs) for each in (weights * self.part, weights))
+        later: NDArray[np.float64] = here + before.sum() - np.cumsum(before)
+        return later
+
+
+@lru_cache(maxsize=64)
+def _tokens(prompt: int, answer: int, spread: float, count: int) -> tuple[list[int], list[int]]:
+    """Return the prompts' tokens and the further tokens of requests in the order in which they are sent."""
+    multiples = _SKIPPED + np.arange(count)
+    prompts, answers = (
+        np.rint(mean * (1.0 + spread * (2.0 * (multiples * each % 1.0) - 1.0))).astype(int)
+        for mean, each in zip((prompt, answer), _EVEN, strict=True)
+    )
+    return np.maximum(prompts, 1).tolist(), np.maximum(answers - 1, 1).tolist()
+
+
+@lru_cache(maxsize=64)
+def schedule(scheduling: Scheduling, clients: Clients, lengths: Lengths, delay: float) -> Schedule:
+    """Schedule clients that send their first requests together, and each further one after an answer.
+
+    Parameters
+    ----------
+    scheduling
+        How the engine schedules.
+    clients
+        Requests in flight.
+    lengths
+        Lengths of steps.
+    delay
+        From an answer until the client's next request has left the front end, on average, in the unit of lengths.
+    """
+    concurrency = clients.concurrency
+    alone = lengths.decoding(concurrency)
+    total = max(_SIMULATED * concurrency, _LEAST)
+    # more requests than those that end may be there, and as many end in the last step
+    prompts, answers = _tokens(clients.prompt, clients.steps + 1, clients.spread, total + 2 * concurrency)
+    left = list(prompts)
+    sent, arrived, admitted, first_at = ([0.0] * len(left) for _ in range(4))
+    # those that will arrive; those that decode, by the decode step of their last token
+    coming = [(0.0, number) for number in range(concurrency)]
+    ending: list[tuple[int, int]] = []
+    waiting: deque[int] = deque()
+    runs: list[tuple[int, int, float, float]] = []
+    # numbers of requests that are answered, and when
+    ended: list[int] = []
+    ended_at: list[float] = []
+    newest = concurrency
+    running = decoding = decoded = 0
+    now = seen = 0.0
+    mixed, chunked, ahead = scheduling.mixed_steps, scheduling.chunked_prompts, scheduling.ahead
+    poll, slots = scheduling.poll_steps, clients.slots
+    # steps since the engine looked for new requests
+    unpolled = 0
+    settled = settled_answers = 0
+    while len(ended) < total:
+        while unpolled == 0 and coming and coming[0][0] <= seen:
+            waiting.append(heapq.heappop(coming)[1])
+        # what the step holds
+        room = scheduling.step_tokens - (decoding if mixed else 0)
+        held, first = 0, []
+        while waiting and room > 0:
+            number = waiting[0]
+            if held and not chunked and left[number] > room:
+                break
+            if left[number] == prompts[number]:
+                if running and running + 1 > slots:
+                    break
+                running += 1
+                admitted[number] = now
+            part = min(left[number], room)
+            left[number] -= part
+            room -= part
+            held += part
+            if left[number] == 0:
+                first.append(waiting.popleft())
+        decodes = decoding if mixed or not held else 0
+        if not held and not decodes:
+            wait, unpolled = max(0.0, coming[0][0] - now), 0
+            runs.append((-1, 0, wait, wait))
+            now = seen = max(now, coming[0][0])
+            continue
+        count, length = 1, alone[decodes]
+        if held:
+            unpolled = 0
+            length += lengths.added(held)
+        else:
+            # as many like it until one ends, or comes
+            count = ending[0][0] - decoded
+            if coming and not waiting:
+                arrives = max(1, math.ceil((coming[0][0] - now) / length) + ahead)
+                count = min(count, arrives + -(unpolled + arrives) % poll)
+            unpolled = (unpolled + count) % poll
+        runs.append((decodes, held, count, count * length))
+        begin, now = now + (count - 1) * length, now + count * length
+        # the next one holds what has come by then
+        seen = begin if ahead else now
+        last = []
+        if decodes:
+            decoded += count
+            while ending and ending[0][0] <= decoded:
+                last.append(heapq.heappop(ending)[1])
+            decoding -= len(last)
+        for number in first:
+            first_at[number] = now
+            heapq.heappush(ending, (decoded + answers[number], number))
+        decoding += len(first)
+        running -= len(last)
+        for number in last:
+            ended.append(number)
+            ended_at.append(now)
+            own = delay * (1.0 + clients.uneven * (prompts[number] / clients.prompt - 1.0))
+            sent[newest], arrived[newest] = now, now + own
+            heapq.heappush(coming, (arrived[newest], newest))
+            newest += 1
+        if not settled and len(ended) >= _SETTLING * concurrency:
+            settled, settled_answers = len(runs), len(ended)
+    order = np.array(ended)
+    asked = [*(np.array(column)[order] for column in (sent, arrived, admitted, first_at)), np.array(ended_at)]
+    return _summed(clients, runs, asked, np.array(answers)[order], settled, settled_answers)
+
+
+def _summed(
+    clients: Clients,
+    runs: Sequence[tuple[int, int, float, float]],
+    asked: Sequence[NDArray[np.float64]],
+    answers: NDArray[np.int64],
+    settled: int,
+    settled_answers: int,
+) -> Schedule:
+    """Return the schedule of runs of steps, whose first ones stand for themselves and the others for all that follow.
+
+    Parameters
+    ----------
+    clients
+        Requests in flight.
+    runs
+        Requests that decode (-1: the engine waits), tokens of prompts, steps and length of each run.
+    asked
+        Of answered requests: when the previous one was answered, when it arrived, was admitted, and had its first and
+        its last token.
+    answers
+        Further tokens of answered requests.
+    settled, settled_answers
+        Runs that stand for themselves, and requests that they answer.
+    """
+    decodes, held, counts, spans = (np.array(column) for column in zip(*runs, strict=True))
+    requests = max(clients.rounds * clients.concurrency, settled_answers)
+    others = (requests - settled_answers) / (len(answers) - settled_answers)
+    weights, often = (
+        np.where(np.arange(size) < alone, 1.0, others)
+        for size, alone in ((len(answers), settled_answers), (len(runs), settled))
+    )
+    ends = np.cumsum(spans)
+    moments = []
+    for column in asked:
+        run = np.minimum(np.searchsorted(ends, column), len(runs) - 1)
+        moments.append(Moments(run, 1.0 - (ends[run] - column) / np.maximum(spans[run], _NO_TIME)))
+    sent, arrived, admitted, first, last = (each.added(weights, len(runs)) for each in moments)
+    begins = asked[1] == 0.0
+    times = Times(now=often, further=last - first, waited=first - sent, ran=last - admitted, outside=arrived - sent)
+    return Schedule(
+        decodes=np.abs(decodes),
+        held=held,
+        counts=counts,
+        steps=often * counts * (decodes >= 0),
+        times=np.array(times),
+        requests=requests,
+        begun=float(weights @ begins),
+        tokens=float(weights @ answers),
+        begins=begins,
+        weights=weights,
+        sent=moments[0],
+        first=moments[3],
+    )
