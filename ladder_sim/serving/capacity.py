@@ -25,6 +25,8 @@ from ladder_sim.sweeps.axes import axis
 from ladder_sim.sweeps.price import check_price, token_price
 from ladder_sim.values import typed
 
+# ends of an interval of the rate further apart than this factor are explained
+_WIDE = 1.6
 # degrees of a replica's plan
 _SEARCHED = ("tp", "pp", "ep", "attention_dp", "sp")
 
@@ -88,9 +90,7 @@ class Capacity(Answer, Mapping[str, Fleet]):
         """What the reader should know, one sentence each."""
         why = [f"{name}: {text}" for name, each in self.variants.items() for text in each.reasons]
         if enough := self.enough_requests:
-            few = (
-                f"{self.load.requests} requests are few: req/s alone is too high, and gains are not those of steady load"
-            )
+            few = f"{self.load.requests} requests are few: req/s alone is too high, gains are not of a steady load"
             why.append(Caution(f"{few}; raise --requests to {enough}", DECISIVE))
         return (*why, *filter(None, dict.fromkeys(each.need.outcome.caution for each in self.variants.values())))
 
@@ -99,7 +99,16 @@ class Capacity(Answer, Mapping[str, Fleet]):
         """What intervals are over, and what figures leave out, as a sentence; empty where there are none."""
         widths = {name: each.widths for name, each in self.variants.items() if each.widths}
         stack = next((each.confidence.scenario.stack for each in self.variants.values() if each.confidence), None)
-        return interval_note(widths, self.seeds, self.steps, stack) if stack else ""
+        if not stack:
+            return ""
+        wide = {name: each.rate_limit for name, each in self.variants.items() if each.rate_limit.low}
+        further = "".join(
+            f"; with {name} req/s alone spans a factor of {rate.high / rate.low:.2g}, because near the bound "
+            f"that breaks first it moves by more than the steps"
+            for name, rate in wide.items()
+            if rate.high / rate.low > _WIDE
+        )
+        return interval_note(widths, self.seeds, self.steps, stack) + further
 
 
 @typed()

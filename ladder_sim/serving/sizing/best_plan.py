@@ -29,7 +29,7 @@ MORE, AS_MANY = "needs more GPUs", "needs no fewer GPUs"
 TIED = "predicted to carry no more than plans that were simulated"
 _NEVER = "breaks the SLO on an idle replica"
 # requests in flight that say what a replica carries at most
-_LOADS = np.array([1, 4, 16, 64, 256, 1024])
+_LOADS = np.array([1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024])
 # plans in turn that one simulation rules out, beyond which the rest are tied with them
 _RULED_OUT = 3
 # requests in flight are predicted within this of those that arrive at a rate, in rates and times per token
