@@ -101,7 +101,7 @@ class Prediction:
     @property
     def ttft(self) -> Interval:
         """Time to first token: `ttft_s`."""
-        return Interval.around(self.ttft_s, self.confidence.widths[self.variant].ttft)
+        return self.confidence.widths[self.variant].ttft_interval(self.ttft_s)
 
     @property
     def tpot(self) -> Interval | None:

@@ -58,8 +58,26 @@ class ServingWidths:
     """`ladder_sim.specs.workload.Format` of linear layers; empty: any."""
     tpot: float
     """Half-width of the time per token."""
-    ttft: float
-    """Half-width of the time to first token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstTokenWidths:
+    """Sides of 90 % intervals of the time to first token, in the logarithm, of every engine, GPU and model.
+
+    Front ends and clients fall behind with many requests in flight, which no step shows: a first token comes later than
+    predicted by the more, the more there are, and hardly ever earlier.
+    """
+
+    earlier: float
+    """How much earlier it may come than predicted."""
+    later: float
+    """How much later it may come with one request in flight."""
+    power: float
+    """Power of the number of requests in flight that `later` grows with."""
+
+    def later_of(self, concurrency: Any) -> Any:
+        """Return how much later a first token may come with so many requests in flight, in the logarithm."""
+        return self.later * concurrency**self.power
 
 
 def widths_of(model: ModelSpec, stack: str, dtype: DType) -> ServingWidths:
@@ -69,13 +87,10 @@ def widths_of(model: ModelSpec, stack: str, dtype: DType) -> ServingWidths:
     return max(alike, key=lambda each: (each.stack, each.format))
 
 
-def ttft_elsewhere(model: ModelSpec, stack: str = "") -> float:
-    """Return the half-width of the time to first token on a GPU without servings, in any format.
-
-    That of an engine's servings, or of all engines' if it is wider; without an engine, of the one that is missed most.
-    """
-    of_kind = [each for each in _widths() if each.experts == bool(model.experts_label) and not each.format]
-    return max(each.ttft for each in of_kind if not stack or each.stack in ("", stack))
+@cache
+def first_token_widths() -> FirstTokenWidths:
+    """Return the sides of intervals of the time to first token of a server."""
+    return FirstTokenWidths(**_data()["first_token"])
 
 
 def checks_of(model: ModelSpec) -> tuple[ServingCheck, ...]:

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ladder_sim.closed_loop.checks import ServingCheck, ttft_elsewhere, widths_of
+from ladder_sim.closed_loop.checks import ServingCheck, first_token_widths, widths_of
 from ladder_sim.closed_loop.step import simulate_requests
-from ladder_sim.confidence.interval import NORMAL_90
+from ladder_sim.confidence.interval import NORMAL_90, Interval
 from ladder_sim.confidence.runs import ROW_LOG_SD, RUN_NOISE, SHARED_LOG_SD, has_wiring
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.profile import CalibrationProfile, Given, IntervalScale, StackFit
@@ -37,7 +37,13 @@ class Widths:
     tpot: float
     """Half-width of the interval of the time per token."""
     ttft: float
-    """Half-width of the interval of the time to first token."""
+    """How much earlier than predicted a first token may come."""
+    ttft_later: float
+    """How much later than predicted a first token may come."""
+
+    def ttft_interval(self, ttft_s: float) -> Interval:
+        """Return the interval of a time to first token, seconds."""
+        return Interval.around(ttft_s, self.ttft, self.ttft_later)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +142,7 @@ def by_op(request: Request, standard: Request) -> Widths:
     )
     apart = (share.get(kind, 0.0) - base.get(kind, 0.0) for kind in share | base)
     rate = log1p(hypot(*share.values()))
-    return Widths(rate=rate, speedup=log1p(hypot(*apart)), tpot=rate, ttft=rate)
+    return Widths(rate=rate, speedup=log1p(hypot(*apart)), tpot=rate, ttft=rate, ttft_later=rate)
 
 
 def by_unchecked(request: Request, standard: Request, parts: Unchecked) -> Widths:
@@ -153,7 +159,7 @@ def by_unchecked(request: Request, standard: Request, parts: Unchecked) -> Width
     waiting = hypot(kernels, collectives) * (base_exposed_s / base_s - exposed_s / seconds)
     computing = kernels * (1.0 - (seconds - exposed_s) / (base_s - base_exposed_s))
     rate = log1p(hypot(kernels * (1.0 - share), collectives * share))
-    return Widths(rate=rate, speedup=log1p(hypot(waiting, computing)), tpot=rate, ttft=rate)
+    return Widths(rate=rate, speedup=log1p(hypot(waiting, computing)), tpot=rate, ttft=rate, ttft_later=rate)
 
 
 def by_own_algorithms(request: Request, other: Request, parts: Collection[str] = ("stack",)) -> float:
@@ -206,7 +212,9 @@ class Basis:
     tpot: Number
     """Half-width of the time per token of measured servings that are alike, as a fraction; 0: there are none."""
     ttft: Number
-    """Half-width of the time to first token, likewise."""
+    """How much earlier than predicted first tokens of servings may come, in the logarithm."""
+    ttft_later: Number
+    """How much later than predicted they may come with as many requests in flight, in the logarithm."""
     served: bool
     """Whether the predictions are of requests in flight, which are compared with servings."""
 
@@ -215,12 +223,12 @@ class Basis:
         cls, scenario: Scenario, runs: StackFit | ServingCheck, validated: Mapping[str, bool], variants: Iterable[str]
     ) -> Self:
         """Return the basis of a scenario's errors: the most similar runs, and which of its parts they had."""
-        tpot, ttft, left_out = 0.0, 0.0, 1.0
+        tpot, ttft, later, left_out = 0.0, 0.0, 0.0, 1.0
         if served := isinstance(runs, ServingCheck):
-            widths = widths_of(scenario.model, runs.stack, scenario.workload.dtype)
+            widths, first = widths_of(scenario.model, runs.stack, scenario.workload.dtype), first_token_widths()
             tpot, left_out = (widths.tpot, LEFT_OUT_SHARE) if validated["stack"] else (0.0, 1.0)
-            engine = runs.stack if validated["stack"] else ""
-            ttft = widths.ttft if engine and validated["gpu"] else ttft_elsewhere(scenario.model, engine)
+            # replicas are servers of their own
+            ttft, later = first.earlier, first.later_of(max(1.0, scenario.workload.in_flight / scenario.plan.dp))
         # of a stack that was not compared, all speedups have its error anyway
         gains = unchecked(["stack"] if served and validated["stack"] else [])
         absent = {name: not_compared(name, scenario, runs, validated) for name in variants}
@@ -230,6 +238,7 @@ class Basis:
             gains=gains,
             tpot=tpot,
             ttft=ttft,
+            ttft_later=later,
             served=served,
         )
 
@@ -253,6 +262,7 @@ class Basis:
             gains=both([basis.gains for basis in bases]),
             tpot=column(basis.tpot for basis in bases),
             ttft=column(basis.ttft for basis in bases),
+            ttft_later=column(basis.ttft_later for basis in bases),
             served=bases[0].served,
         )
 
@@ -359,21 +369,22 @@ class Errors:
         )
         speedup = self.gain(name, self, "standard", standard)
         rate: Any = of_ops.rate
-        ttft: Any = of_ops.ttft
+        # a first token may come earlier and later than predicted
+        sides: list[Any] = [of_ops.ttft] * 2
         if self.basis.served:
             # no narrower than the ops'
             rate = hypot(maximum(rate, log1p(self.basis.tpot)), speedup)
-            ttft = maximum(ttft, log1p(self.basis.ttft))
+            sides = [maximum(of_ops.ttft, side) for side in (self.basis.ttft, self.basis.ttft_later)]
         tpot = rate
         if self.fitted and not self.basis.served:
             width, scale = self.fitted.request_width(name, of_ops.rate), self.fitted.scale
-            rate, tpot, ttft = scale.rate * width, scale.tpot * width, scale.ttft * width
+            rate, tpot, sides = scale.rate * width, scale.tpot * width, [scale.ttft * width] * 2
         speedup = hypot(speedup, added.speedup)
-        rate, tpot, ttft = (hypot(width, of_times.rate) for width in (rate, tpot, ttft))
+        rate, tpot, ttft, later = (hypot(width, of_times.rate) for width in (rate, tpot, *sides))
         if self.given:
             rate, tpot = (minimum(width, hypot(self.given.tpot, speedup)) for width in (rate, tpot))
-            ttft = minimum(ttft, hypot(self.given.ttft, speedup))
-        return Widths(rate=rate, speedup=speedup, tpot=tpot, ttft=ttft)
+            ttft, later = (minimum(width, hypot(self.given.ttft, speedup)) for width in (ttft, later))
+        return Widths(rate=rate, speedup=speedup, tpot=tpot, ttft=ttft, ttft_later=later)
 
     def over(self, name: str, base_name: str) -> Any:
         """Return the half-width of one variant's speed over another's."""

@@ -21,10 +21,10 @@ class Interval:
     """Upper end."""
 
     @classmethod
-    def around(cls, value: float, log_width: Number) -> "Interval":
-        """Return the interval of a value, `log_width` either way in the logarithm."""
-        width = float(log_width)
-        return cls(value=value, low=value * math.exp(-width), high=value * math.exp(width))
+    def around(cls, value: float, log_width: Number, above: Number | None = None) -> "Interval":
+        """Return the interval of a value, `log_width` either way in the logarithm, or `above` it another width."""
+        below, above = float(log_width), float(log_width if above is None else above)
+        return cls(value=value, low=value * math.exp(-below), high=value * math.exp(above))
 
     @property
     def known(self) -> bool:

@@ -124,8 +124,8 @@ SHOWN: Sequence[Column[Row]] = (
     Column("", lambda row: _sizes(row.fleet.need.sizes), "replicas"),
     Column("", lambda row: row.fleet.rate_limit if row.fleet.need.replicas else None, "req/s alone"),
     Column("", lambda row: breaks_text(row.fleet), "limit"),
-    Column("ttft_p95_s", lambda row: _time(row, _TTFT, "ttft"), "TTFT p95", ends=False),
-    Column("tpot_p95_s", lambda row: _time(row, _TPOT, "rate"), "TPOT p95", ends=False),
+    Column("ttft_p95_s", lambda row: _time(row, _TTFT), "TTFT p95", ends=False),
+    Column("tpot_p95_s", lambda row: _time(row, _TPOT), "TPOT p95", ends=False),
 )
 
 # where names are long: columns that take several lines, and those that go, the first of them first
@@ -200,10 +200,12 @@ def _sizes(sizes: Sizes) -> str | None:
     return f"{sizes.serving} + {sizes.prefill}" if sizes.prefill else str(sizes.serving)
 
 
-def _time(row: Row, column: Column[Row], error: str) -> Interval | None:
-    """Return a time with the replicas that meet the SLO; None without any. `error` is the field of its widths."""
+def _time(row: Row, column: Column[Row]) -> Interval | None:
+    """Return a time with the replicas that meet the SLO; None without any."""
     seconds, widths = column.get(row), row.fleet.widths
-    return None if widths is None or math.isnan(seconds) else Interval.around(seconds, getattr(widths, error))
+    if widths is None or math.isnan(seconds):
+        return None
+    return widths.ttft_interval(seconds) if column is _TTFT else Interval.around(seconds, widths.rate)
 
 
 def _price(row: Row) -> str | None:

@@ -76,7 +76,7 @@ class _Row(NamedTuple):
             name,
             speedup,
             Interval.around(float(request.decode_s) / steps, widths.tpot) if steps else None,
-            Interval.around(ttft_s, widths.ttft),
+            widths.ttft_interval(ttft_s),
             Interval.around(workload.in_flight * workload.gen / request_s, widths.rate),
             request.breakdown.exposed_comm_s / request_s,
         )

@@ -93,7 +93,10 @@ def widths_of(confidence: Confidence, steps: MeasuredSteps | None) -> Mapping[st
     if steps is None:
         return confidence.widths
     rates = {name: math.hypot(MEASURED_STEPS_WIDTH, widths.speedup) for name, widths in confidence.widths.items()}
-    return {name: replace(confidence.widths[name], rate=rate, tpot=rate, ttft=rate) for name, rate in rates.items()}
+    return {
+        name: replace(confidence.widths[name], rate=rate, tpot=rate, ttft=rate, ttft_later=rate)
+        for name, rate in rates.items()
+    }
 
 
 def steps_note(steps: MeasuredSteps, scenario: Scenario, rewired: Sequence[str]) -> str:
@@ -108,7 +111,7 @@ def steps_note(steps: MeasuredSteps, scenario: Scenario, rewired: Sequence[str])
 def interval_note(widths: Mapping[str, Widths], seeds: int, steps: MeasuredSteps | None, stack: StackSpec) -> str:
     """Return a sentence on what intervals cover, and what figures leave out."""
     errors = ", ".join(f"{name} {math.expm1(each.rate):.0%}" for name, each in widths.items())
-    first = max(math.expm1(each.ttft) for each in widths.values())
+    first = max(math.expm1(each.ttft_later) for each in widths.values())
     loads = f"{seeds} seeds and " if seeds > 1 else ""
     if steps:
         front_end = f"; times to first token hold {format_seconds(steps.frontend_s)} of its front end"
@@ -315,8 +318,8 @@ def under_load(
             gains = _intervals([_gains(base, row) for base, row in zip(bases, rows, strict=True)], gain_ends)
         else:
             bases = rows
-        beyond = max(0.0, widths.ttft - widths.rate)
-        figures = _intervals(rows, [_later(slow, beyond), _later(fast, -beyond)])
+        later, earlier = (max(0.0, width - widths.rate) for width in (widths.ttft_later, widths.ttft))
+        figures = _intervals(rows, [_later(slow, later), _later(fast, -earlier)])
         if usd_per_gpu_hour is not None:
             figures["usd_per_Mtoken"] = _price(figures["tokens_per_s"], outcome.gpus, usd_per_gpu_hour)
         served[name] = ServedVariant(

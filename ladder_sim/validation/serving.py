@@ -115,29 +115,31 @@ def gate(comparisons: Sequence[ServingComparison], maximum: float) -> None:
 
 def _compare_group(rows: Sequence[Serving], profile: str | CalibrationProfile | None) -> list[ServingComparison]:
     """Predict the loads of one setup in one call."""
-    # the load in the middle stands for the intervals of all
-    middle = sorted(rows, key=lambda row: row.concurrency)[len(rows) // 2]
     try:
-        scenario = middle.scenario()
+        # one load stands for the intervals of all with as many requests in flight
+        scenarios = {row.concurrency: row.scenario() for row in rows}
     except InfeasibleError as error:
         note = f"not predicted: {error.message}"
         return [ServingComparison(serving=row, ttft=None, tpot=None, note=note) for row in rows]
     # it has been measured, so it did fit, whatever the memory model says
-    standard = predict(scenario, ["standard"], profile=profile, ignore_memory=True)["standard"]
-    widths = standard.confidence.widths["standard"]
+    standards = {
+        number: predict(each, ["standard"], profile=profile, ignore_memory=True)["standard"]
+        for number, each in scenarios.items()
+    }
+    widths = [standards[row.concurrency].confidence.widths["standard"] for row in rows]
+    scenario = rows[0].scenario()
     request = simulate_requests(scenario, Serving.loads(rows), ["standard"], resolve_profile(scenario, profile))[
         "standard"
     ]
-    note = "" if standard.memory.fits else "the memory model says that this does not fit"
     ttft_s, decode_s = (np.atleast_1d(seconds).tolist() for seconds in (request.ttft_s, request.decode_s))
     return [
         ServingComparison(
             serving=row,
-            ttft=Quantity(measured=row.ttft_s, predicted=Interval.around(first_s, widths.ttft)),
-            tpot=Quantity(measured=row.tpot_s, predicted=Interval.around(further_s / (row.gen - 1), widths.tpot))
+            ttft=Quantity(measured=row.ttft_s, predicted=each.ttft_interval(first_s)),
+            tpot=Quantity(measured=row.tpot_s, predicted=Interval.around(further_s / (row.gen - 1), each.tpot))
             if row.gen > 1
             else None,
-            note=note,
+            note="" if standards[row.concurrency].memory.fits else "the memory model says that this does not fit",
         )
-        for row, first_s, further_s in zip(rows, ttft_s, decode_s, strict=True)
+        for row, each, first_s, further_s in zip(rows, widths, ttft_s, decode_s, strict=True)
     ]

@@ -173,7 +173,7 @@ def test_a_written_wiring_is_not_to_be_written_again(tmp_path: Path) -> None:
     file = tmp_path / "b.toml"
     text = run("versus", "--model", "8b", "--tp", "4", "--gen", "8", "--search", str(EXAMPLE), "--write", str(file)).out
     assert "--write" not in text
-    assert "b.toml" in text
+    assert str(file) in "".join(text.split())
 
 
 @pytest.mark.parametrize(

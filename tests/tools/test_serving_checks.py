@@ -7,11 +7,12 @@ import sys
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ladder_sim.validation.serving_table import read_servings
 from tests.conftest import SHIPPED
-from tools.profiles.serving_checks import Unseen, checks, left_out, to_toml, widths, winkler
+from tools.profiles.serving_checks import Unseen, checks, first_token_widths, left_out, to_toml, widths, winkler
 
 SAMPLE = SHIPPED / "serving-moe.csv"
 
@@ -38,7 +39,6 @@ def test_a_width_counts_its_models_against_the_wider_group() -> None:
     assert math.log1p(found["vllm", form].tpot) == pytest.approx(math.exp((2 * math.log(0.1) + 2 * math.log(two)) / 4))
     # one to two, which are as wide
     assert math.log1p(found["sglang", ""].tpot) == pytest.approx(0.4)
-    assert math.log1p(found["", ""].ttft) == pytest.approx(0.8)
 
 
 def test_a_model_left_out_sets_none_of_its_widths() -> None:
@@ -54,8 +54,29 @@ def test_a_model_left_out_sets_none_of_its_widths() -> None:
 
 
 def test_a_miss_costs_twenty_times_what_it_is_beyond_the_interval() -> None:
-    """Gneiting and Raftery 2007, equation 43, at 90 %."""
-    assert winkler([0.05, -0.2], [0.1, 0.1]) == pytest.approx(0.2 + 0.5 * 20.0 * 0.1)
+    """Gneiting and Raftery 2007, equation 43, at 90 %; the measurement lies above a prediction that is too short."""
+    assert winkler(np.array([0.05, -0.2]), 0.1, 0.1) == pytest.approx(0.2 + 0.5 * 20.0 * 0.1)
+    assert winkler(np.array([0.05, -0.2]), 0.1, 0.3) == pytest.approx(0.4)
+
+
+def test_first_tokens_come_late_by_the_more_the_more_requests_are_in_flight() -> None:
+    """Regression: one width either way, the same at every number in flight, scored worse than no groups at all."""
+    (first, *_) = unseen({("vllm", "minimax-m2.5"): 0.1})
+    rng = np.random.default_rng(0)
+    rows = []
+    for model in ("minimax-m2.5", "qwen3-235b-a22b", "deepseek-r1"):
+        setup = dataclasses.replace(first.serving.setup, model=model)
+        for number in (1, 16, 256):
+            serving = dataclasses.replace(first.serving, setup=setup, concurrency=number)
+            rows += [Unseen(serving, True, 0.0, -abs(x) * number**0.25) for x in rng.normal(0.0, 0.1, 100)]
+            rows += [Unseen(serving, True, 0.0, abs(x)) for x in rng.normal(0.0, 0.05, 100)]
+    sides = first_token_widths(rows)
+    assert sides.power == pytest.approx(0.25, abs=0.1)
+    assert sides.later_of(256) == pytest.approx(sides.later * 256**sides.power)
+    assert sides.earlier < sides.later
+    for _, _, inside, _, score, constant in left_out(rows, "ttft"):
+        assert 0.85 <= inside <= 0.95
+        assert score < 0.8 * constant
 
 
 def test_checks_hold_what_their_rows_had() -> None:
@@ -69,6 +90,7 @@ def test_checks_hold_what_their_rows_had() -> None:
     document = tomllib.loads(to_toml(rows))
     assert document["checks"][0]["sizes"]["tp"] == [4, 4]
     assert {each["stack"] for each in document["widths"] if "stack" in each} == {"vllm"}
+    assert set(document["first_token"]) == {"earlier", "later", "power"}
 
 
 def test_the_command_writes_the_file(tmp_path: Path) -> None:

@@ -5,8 +5,14 @@ Errors are those of models that no fit had seen: the figures of engines are fitt
 models, of those of a kind (dense, or with experts), of an engine, and of its format. Errors of one model are alike, so
 that models count, not rows: the width of n models is averaged with the wider group's, n to 2, in logarithms. With
 n to 1 times per token score better than with one width in four of five models left out, with n to 2 or 3 in all five.
-Within models of an engine, GPU and format the size of an error hardly depends on anything else: rank correlations with
-shares of prompts, collectives, experts and unmeasured kernels, lengths and requests in flight are 0.13 at most.
+Within models of an engine, GPU and format the size of an error of times per token hardly depends on anything else: rank
+correlations with shares of prompts, collectives, experts and unmeasured kernels, lengths and requests in flight are
+0.13 at most.
+
+First tokens come later than predicted by the more, the more requests are in flight, and hardly ever earlier. The two
+sides have a quantile each, the later one next to a power of the requests in flight. The power is the one of the best
+Winkler score on the rows that set the quantiles, so that a model left out chooses nothing. They are of all servings
+together: with sides by engine and format, models left out score worse.
 
 Prints how intervals from the other models hold each model's rows, next to one width for all (Winkler score, 90 %).
 """
@@ -23,7 +29,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.text import Text
 
-from ladder_sim.closed_loop.checks import ServingWidths
+from ladder_sim.closed_loop.checks import FirstTokenWidths, ServingWidths
+from ladder_sim.des.shared import Floats
 from ladder_sim.errors import exit_code
 from ladder_sim.report.console import show, table
 from ladder_sim.specs.workload import FORMATS
@@ -40,11 +47,14 @@ LEAST_ROWS = 10
 _WIDER_MODELS = 2
 # share of rows outside of an interval
 _OUTSIDE = 0.1
+# of the requests in flight
+_POWERS = np.arange(0.0, 1.0, 0.05)
 _HEAD = """\
 # Measured servings that predictions were compared with, by engine and GPU: of aiconfigurator-core 0.12.0 (Apache-2.0),
 # systems/silicon_sample.csv, without rows that are not predicted (ladder_sim/validation/data/campaigns.toml). sizes are
 # the smallest and largest of these rows, batch the requests in flight. tpot_error is the mean, ttft_error the median
-# error of rows whose model no fit had seen; widths are half-widths of 90 % intervals by the same errors. Written by
+# error of rows whose model no fit had seen; by the same errors, widths are half-widths of 90 % intervals of TPOT, and
+# first_token has the sides of those of TTFT in the logarithm. Written by
 # `python -m tools.profiles.serving_checks serving_dense.csv serving_moe.csv --out checks.toml`
 """
 
@@ -80,59 +90,85 @@ def unseen_of(servings: Sequence[Serving]) -> list[Unseen]:
 
 
 def widths(rows: Sequence[Unseen]) -> list[ServingWidths]:
-    """Return half-widths by kind of model, engine and format."""
+    """Return half-widths of times per token by kind of model, engine and format."""
     return [
-        ServingWidths(
-            experts=experts, stack=stack, format=form, **{name: math.expm1(width) for name, width in widths.items()}
-        )
-        for (experts, stack, form), widths in _log_widths(rows).items()
+        ServingWidths(experts=experts, stack=stack, format=form, tpot=math.expm1(width))
+        for (experts, stack, form), width in _log_widths(rows).items()
     ]
 
 
-def _log_widths(rows: Sequence[Unseen]) -> dict[tuple[bool, str, str], dict[str, float]]:
+def _log_widths(rows: Sequence[Unseen]) -> dict[tuple[bool, str, str], float]:
     """Return half-widths in the logarithm; those of a wider group stand before those of its parts."""
     groups: dict[tuple[bool, str, str], list[Unseen]] = defaultdict(list)
     for row in rows:
         for place in row.places:
             groups[row.experts, *place].append(row)
-    every = _conformal(rows)
-    found: dict[tuple[bool, str, str], dict[str, float]] = {}
+    every = conformal([abs(row.tpot) for row in rows])
+    found: dict[tuple[bool, str, str], float] = {}
     for (experts, stack, form), members in sorted(groups.items()):
         models = len({row.serving.setup.model for row in members})
         wider = found[experts, stack if form else "", ""] if stack else every
-        found[experts, stack, form] = {
-            name: math.exp(
-                (models * math.log(width) + _WIDER_MODELS * math.log(wider[name])) / (models + _WIDER_MODELS)
-            )
-            for name, width in _conformal(members).items()
-        }
+        own = conformal([abs(row.tpot) for row in members])
+        found[experts, stack, form] = math.exp(
+            (models * math.log(own) + _WIDER_MODELS * math.log(wider)) / (models + _WIDER_MODELS)
+        )
     return found
 
 
-def _conformal(rows: Sequence[Unseen]) -> dict[str, float]:
-    """Return half-widths of all rows together, in the logarithm."""
-    return {name: conformal([abs(getattr(row, name)) for row in rows]) for name in ("tpot", "ttft")}
+def first_token_widths(rows: Sequence[Unseen]) -> FirstTokenWidths:
+    """Return the sides of intervals of times to first token: each leaves out half of the rows outside."""
+    errors, in_flight = np.array([row.ttft for row in rows]), np.array([row.serving.concurrency for row in rows])
+    made = []
+    for power in _POWERS:
+        sides = FirstTokenWidths(
+            earlier=_quantile(errors), later=_quantile(-errors / in_flight**power), power=float(power)
+        )
+        made.append((winkler(errors, sides.earlier, sides.later_of(in_flight)), sides))
+    return min(made, key=lambda each: each[0])[1]
 
 
-def winkler(errors: Sequence[float], widths: Sequence[float]) -> float:
-    """Return the mean Winkler score of intervals `widths` either way: their length, and a penalty for each miss."""
-    size, width = np.abs(errors), np.array(widths)
-    return float(np.mean(2.0 * width + 2.0 / _OUTSIDE * np.maximum(size - width, 0.0)))
+def _quantile(errors: Floats) -> float:
+    """Return what one further error is above with half of the probability of a miss; the largest of few."""
+    rank = math.ceil((1.0 - 0.5 * _OUTSIDE) * (len(errors) + 1))
+    return max(0.0, float(np.sort(errors)[min(rank, len(errors)) - 1]))
+
+
+def winkler(errors: Floats, earlier: Floats | float, later: Floats | float) -> float:
+    """Return the mean Winkler score of intervals: their length, and a penalty for each miss.
+
+    Errors are of predictions over measurements, in the logarithm, and intervals reach from `earlier` below the
+    prediction to `later` above it.
+    """
+    missed = np.maximum(errors - earlier, 0.0) + np.maximum(-errors - later, 0.0)
+    return float(np.mean(earlier + later + 2.0 / _OUTSIDE * missed))
 
 
 def left_out(rows: Sequence[Unseen], time: str) -> Iterator[tuple[str, int, float, float, float, float]]:
     """Yield each model, its rows, the share inside intervals from other models, their width, score and one width's."""
     for model in dict.fromkeys(row.serving.setup.model for row in rows):
         own, others = ([row for row in rows if (row.serving.setup.model == model) == same] for same in (True, False))
-        known = _log_widths(others)
-        errors = [getattr(row, time) for row in own]
-        each = [
-            next((known[key][time] for place in [*row.places][::-1] if (key := (row.experts, *place)) in known), 1.0)
-            for row in own
-        ]
+        errors = np.array([getattr(row, time) for row in own])
+        earlier, later = _tpot_sides(own, others) if time == "tpot" else _ttft_sides(own, others)
         one = conformal([abs(getattr(row, time)) for row in others])
-        inside = float(np.mean(np.abs(errors) <= each))
-        yield model, len(own), inside, float(np.mean(each)), winkler(errors, each), winkler(errors, [one] * len(own))
+        inside = float(np.mean((-later <= errors) & (errors <= earlier)))
+        width = float(np.mean(0.5 * (earlier + later)))
+        yield model, len(own), inside, width, winkler(errors, earlier, later), winkler(errors, one, one)
+
+
+def _tpot_sides(rows: Sequence[Unseen], others: Sequence[Unseen]) -> tuple[Floats, Floats]:
+    known = _log_widths(others)
+    each = np.array(
+        [
+            next((known[key] for place in [*row.places][::-1] if (key := (row.experts, *place)) in known), 1.0)
+            for row in rows
+        ]
+    )
+    return each, each
+
+
+def _ttft_sides(rows: Sequence[Unseen], others: Sequence[Unseen]) -> tuple[Floats, Floats]:
+    sides = first_token_widths(others)
+    return np.full(len(rows), sides.earlier), sides.later_of(np.array([row.serving.concurrency for row in rows]))
 
 
 def checks(rows: Sequence[Unseen]) -> Iterator[Mapping[str, Any]]:
@@ -181,7 +217,9 @@ def to_toml(rows: Sequence[Unseen]) -> str:
         "".join(("[[checks]]\n", *(f"{key} = {_value(value)}\n" for key, value in check.items())))
         for check in checks(rows)
     ]
-    return "\n".join([_HEAD, f"widths = [\n{''.join(lines)}]\n", *blocks])
+    first = first_token_widths(rows)
+    sides = {name: getattr(first, name) for name in FirstTokenWidths.__slots__}
+    return "\n".join([_HEAD, f"first_token = {_value(sides)}\nwidths = [\n{''.join(lines)}]\n", *blocks])
 
 
 def _value(value: Any) -> str:

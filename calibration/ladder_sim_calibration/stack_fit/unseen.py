@@ -59,7 +59,7 @@ def nominal_widths(runs: Sequence[Measurement], fitted: CalibrationProfile) -> d
         predictions = predict(configuration.scenario(), variants, profile=fitted, ignore_memory=True)
         for name, prediction in predictions.items():
             rate, speedup = prediction.tokens_per_s.log_width, prediction.speedup.log_width
-            widths[configuration, name] = Widths(rate=rate, speedup=speedup, tpot=rate, ttft=rate)
+            widths[configuration, name] = Widths(rate=rate, speedup=speedup, tpot=rate, ttft=rate, ttft_later=rate)
     return widths
 
 
