@@ -101,14 +101,10 @@ class Capacity(Answer, Mapping[str, Fleet]):
         stack = next((each.confidence.scenario.stack for each in self.variants.values() if each.confidence), None)
         if not stack:
             return ""
-        wide = {name: each.rate_limit for name, each in self.variants.items() if each.rate_limit.low}
-        further = "".join(
-            f"; with {name} req/s alone spans a factor of {rate.high / rate.low:.2g}, because near the bound "
-            f"that breaks first it moves by more than the steps"
-            for name, rate in wide.items()
-            if rate.high / rate.low > _WIDE
-        )
-        return interval_note(widths, self.seeds, self.steps, stack) + further
+        spans = {name: each.rate_limit.high / each.rate_limit.low for name, each in self.items() if each.rate_limit.low}
+        wide = " and ".join(f"{span:.2g} ({name})" for name, span in spans.items() if span > _WIDE)
+        further = f"; near the bound that breaks, req/s alone moves by more than steps: by a factor of {wide}"
+        return interval_note(widths, self.seeds, self.steps, stack) + further * bool(wide)
 
 
 @typed()
