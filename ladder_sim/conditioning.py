@@ -184,16 +184,9 @@ def condition(
 def read_measured(text: str) -> tuple[Measured, dict[str, Any]]:
     """Return the figures of a measurement, as `condition` takes them, and the arguments of its scenario that it names.
 
-    Parameters
-    ----------
-    text
-        ``tpot=19.3ms,ttft=200ms,tok/s=1500``, with the load and the plan where they are others than the scenario's:
-        ``tpot=19.3ms,concurrency=64,tp=4``; or a result file of a load generator.
-
-    Raises
-    ------
-    UsageError
-        A name is unknown, a value is not one, or the file holds several loads or no fixed number in flight.
+    Its text is ``tpot=19.3ms,ttft=200ms,tok/s=1500``, with the load and the plan where they are others than the
+    scenario's (``concurrency=64,tp=4``); or the name of a result file of a load generator. Raises UsageError if a name
+    is unknown, a value is not one, or the file holds several loads or no fixed number in flight.
     """
     if Path(text).is_file() or "=" not in text:
         return _of_file(Path(text))
@@ -291,16 +284,9 @@ def explained(
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the expected logarithms of the factors, and their covariance, given how far figures lie apart.
 
-    Parameters
-    ----------
-    apart
-        Logarithm of each measured figure over its prediction.
-    by_factor
-        What each factor's logarithm changes in them, shape (figures, factors).
-    row_sd
-        Standard deviation of what is of one row alone, of each.
-    elsewhere
-        Whether other loads or plans are to be predicted; the load itself takes what it measured on any server.
+    `apart` is the logarithm of each measured figure over its prediction, `by_factor` what each factor's logarithm
+    changes in them, shape (figures, factors), and `row_sd` the standard deviation of what is of one row alone.
+    `elsewhere`: other loads or plans are to be predicted; the load itself takes what it measured on any server.
     """
     variance = np.square([factor.spread for factor in FACTORS.values()])
     rows = np.diag(np.square(row_sd))

@@ -145,12 +145,8 @@ class Predictions(Answer, dict[str, Prediction]):
     def over(self, variant: str, other: str) -> Interval:
         """Return how many times as fast one of the variants is as another: the ratio of their request times.
 
-        Its interval is narrower than the two rates' intervals say: most errors are of both.
-
-        Raises
-        ------
-        UnknownNameError
-            A variant was not predicted.
+        Its interval is narrower than the two rates' intervals say: most errors are of both. Raises UnknownNameError if
+        a variant was not predicted.
 
         Examples
         --------

@@ -96,6 +96,9 @@ def quoted(value: object) -> str:
 def parse_quantity(text: str | float, unit: Unit, *, name: str, likely: tuple[str, ...] = ()) -> float:
     """Read a number with its unit.
 
+    Raises UnitError if there is no number, the unit is missing or of another quantity, or the number is negative, NaN
+    or infinite.
+
     Parameters
     ----------
     text
@@ -113,11 +116,6 @@ def parse_quantity(text: str | float, unit: Unit, *, name: str, likely: tuple[st
     -------
     float
         The quantity in seconds, bytes/s, bytes, FLOP/s or as a bare number; zero or more, and finite.
-
-    Raises
-    ------
-    UnitError
-        If there is no number, the unit is missing or of another quantity, or the number is negative, NaN or infinite.
 
     Examples
     --------

@@ -302,10 +302,7 @@ def _check_names(function: Callable[..., object], given: Iterable[str], known: S
 def checked(value: Any, hint: Any, name: str) -> Any:
     """Return a value as its type: numbers of numpy as Python's, and paths as text; with a name, it must fit.
 
-    Raises
-    ------
-    UsageError
-        It does not fit.
+    Raises UsageError if it does not fit.
     """
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     if str in kinds and isinstance(value, os.PathLike):

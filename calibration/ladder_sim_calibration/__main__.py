@@ -14,15 +14,6 @@ from ladder_sim_calibration.nccl_tests import command as import_command
 from ladder_sim_calibration.stack_fit import command as stack_fit_command
 from ladder_sim_runtime.comm.launch import end_with, report_error
 
-# commands and options of earlier versions, and what to write instead
-_GONE = {
-    "transfer": "`ladder-sim calibrate fit-stack` has its options",
-    "fit-serving": "write `python -m tools.profiles.serving_fit FILE` in a clone of the repository",
-    "import aiconfigurator": "write `python -m tools.profiles` in a clone of the repository",
-    "--source": "leave it out: the stored errors are those of the source",
-    "--calibration": "--profile FILE predicts from passes that were timed before; --out FILE writes such a profile",
-}
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; data on stdout, the rest on stderr.
@@ -46,7 +37,7 @@ def _run(argv: list[str]) -> int | None:
 
 def argument_parser() -> Parser:
     """Return the parser of the `ladder-sim calibrate` commands and their options."""
-    parser = Parser(gone=_GONE, prog="ladder-sim calibrate", description="From measurements to calibration profiles.")
+    parser = Parser(prog="ladder-sim calibrate", description="From measurements to calibration profiles.")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in (

@@ -69,10 +69,7 @@ class StepLog:
 def read_step_log(path: Path) -> StepLog:
     """Read the log of a server; it may be gzipped.
 
-    Raises
-    ------
-    UsageError
-        It is no such log, or holds too few steps, or steps of one kind only.
+    Raises UsageError if it is no such log, or holds too few steps, or steps of one kind only.
 
     References
     ----------
@@ -162,10 +159,7 @@ def _serve_again(steps: MeasuredSteps, result: Result) -> Outcome:
 def fit_steps(log: StepLog, results: Sequence[Result]) -> MeasuredSteps:
     """Fit times of steps to a log, and what it leaves out to what the requests of the same runs met.
 
-    Raises
-    ------
-    UsageError
-        A result lacks a median time to first token or per further token, or contradicts itself.
+    Raises UsageError if a result lacks a median time to first token or per further token, or contradicts itself.
     """
     for result in results:
         if result.left_out:

@@ -24,7 +24,7 @@ from ladder_sim.prediction import resolve_profile
 from ladder_sim.specs.scenario import Scenario, formerly_a_dict, point_asked
 from ladder_sim.specs.scenario_warnings import unused
 from ladder_sim.sweeps.axes import Axis, axis, resolve, used_value, value_at
-from ladder_sim.sweeps.evaluate import How
+from ladder_sim.sweeps.evaluate import SweepOptions
 from ladder_sim.sweeps.executors import serial
 from ladder_sim.sweeps.grid import Grid, scenario_at
 from ladder_sim.sweeps.run import run
@@ -187,7 +187,7 @@ def breakeven(
     values = _scan_values(point, field, given)
     if reason := "." in values.name and _unused(point, values.name):
         raise UsageError(f"{field} changes nothing: {reason}", hint="search along a figure that is used")
-    how = How(
+    how = SweepOptions(
         variants=(canonical(variant),),
         over=canonical(over),
         profile=profile,
@@ -287,7 +287,7 @@ def _unused(point: Mapping[str, Any], name: str) -> str:
 class _Speedup:
     """Speedup of one variant over another as a function of one field."""
 
-    def __init__(self, point: Mapping[str, Any], field: str, how: How) -> None:
+    def __init__(self, point: Mapping[str, Any], field: str, how: SweepOptions) -> None:
         # as a list: text is one value and no range
         self._fixed = {key: [value] for key, value in point.items() if resolve(key)[0] != field}
         self._field = field

@@ -310,18 +310,10 @@ class Asked:
 
     @classmethod
     def of(cls, context: typer.Context, *without: str, ranged: bool = False, requests: str = "") -> Self:
-        """Read the flags of a command.
+        """Read the flags of a command, but for arguments that it takes in another way (`without`).
 
-        Parameters
-        ----------
-        context
-            Context of the command.
-        *without
-            Arguments of `Scenario` that the command takes in another way.
-        ranged
-            Whether the command takes several values of an argument: they stay text.
-        requests
-            Where the requests come from, if not from the scenario's `REQUESTS`: what refuses settings of those.
+        Where it is `ranged`, it takes several values of an argument: they stay text. `requests` says where these come
+        from, if not from the scenario's `REQUESTS`: settings of those are refused.
         """
         left_out = {*without, *(REQUESTS if requests else ())}
         arguments = {

@@ -37,7 +37,7 @@ GONE: Mapping[str, str] = {
     "calibrate fit-serving": "write `python -m tools.profiles.serving_fit FILE` in a clone of the repository",
     "calibrate import aiconfigurator": "write `python -m tools.profiles` in a clone of the repository",
     "calibrate show --source": "leave it out: the stored errors are those of the source",
-    "calibrate transfer": "write `ladder-sim calibrate fit-stack`, with the same flags",
+    "calibrate check --calibration": "--profile FILE predicts from passes that were timed before; --out writes it",
     **{f"trace {name} --keep-gaps": "leave it out: --drop-gaps drops gaps" for name in ("replay", "predict")},
     **{f"trace {name} --save": "redirect the output: > FILE" for name in ("info", "replay", "predict", "diff")},
 }

@@ -73,7 +73,7 @@ def sweep(
     """Predict every combination of some fields' values, thousands a second."""
     # imported here: `--help` needs no simulator
     from ladder_sim.sweeps.grid import Grid, check_size, check_used
-    from ladder_sim.sweeps.run import file_format, how_of, run_to_file, stream
+    from ladder_sim.sweeps.run import file_format, options_of, run_to_file, stream
     from ladder_sim.sweeps.run import sweep as simulate
     from ladder_sim.sweeps.table import sweep_notes
 
@@ -93,7 +93,7 @@ def sweep(
     check_size(grid, confirmed=yes)
     check_used(grid)
     intervals = asked.knobs["intervals"]
-    priced = how_of(grid, asked.profile, how["ignore_memory"], price, intervals=intervals)
+    priced = options_of(grid, asked.profile, how["ignore_memory"], price, intervals=intervals)
     executor = _executor(grid.size, grid.chunks, workers, dask)
     table = None
     with ending_children(), Progress(grid.size, "points") as progress:

@@ -19,7 +19,7 @@ from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.des.shared import maximum, minimum
 from ladder_sim.errors import UsageError
-from ladder_sim.graph.rank import PassInputs
+from ladder_sim.graph.ops import PassInputs
 from ladder_sim.graph.techniques.forms import form
 from ladder_sim.kernels import Stack
 from ladder_sim.simulate import request as static
@@ -45,15 +45,13 @@ def simulate_request(
 ) -> Mapping[str, Request]:
     """Simulate one request of each of several variants: in a static batch, or among those in flight.
 
+    Raises UsageError if jitter is asked for with requests in flight, or the server does not take requests of that
+    length.
+
     Parameters
     ----------
     scenario, variants, costs, engine, jitter
         As in `ladder_sim.simulate.request.simulate_request`.
-
-    Raises
-    ------
-    UsageError
-        Jitter is asked for with requests in flight, or the server does not take requests of that length.
     """
     workload = scenario.workload
     if workload.concurrency is None:
@@ -73,15 +71,12 @@ def simulate_requests(
 ) -> Mapping[str, Request]:
     """Simulate requests on many kinds of hardware, of many sizes, at once.
 
+    Raises UsageError if the server does not take requests of that length.
+
     Parameters
     ----------
     scenario, figures, variants, profile
         As in `ladder_sim.simulate.request.simulated_alike`; ``concurrency`` and `LIMITS` may be among the figures.
-
-    Raises
-    ------
-    UsageError
-        The server does not take requests of that length.
     """
     count = one_length(figures)
     times = {name: (np.empty(count), np.empty(count)) for name in variants}

@@ -34,19 +34,7 @@ LEAST_MOVED = 0.005
 def cost_warnings(
     scenario: Scenario, costs: KernelCosts, memory: MemoryUse, simulated: Mapping[str, Request]
 ) -> list[str]:
-    """Return them, one sentence each.
-
-    Parameters
-    ----------
-    scenario
-        What was predicted.
-    costs
-        What its times are based on.
-    memory
-        Of one GPU.
-    simulated
-        Its requests by variant.
-    """
+    """Return them, one sentence each, of requests by variant and the costs of their ops; `memory` is one GPU's."""
     profile = costs.profile
     warnings: list[str] = []
     if profile is None:

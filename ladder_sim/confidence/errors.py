@@ -343,16 +343,10 @@ class Fitted(NamedTuple):
 
 
 class Errors:
-    """Half-widths of intervals.
+    """Half-widths of intervals of simulated requests by variant, standard among them.
 
-    Parameters
-    ----------
-    requests
-        Simulated requests by variant, standard among them.
-    basis, fitted
-        What runs and the stack's fit say of them; without a fit, None.
-    given
-        What a running server measured of the standard wiring; None: nothing.
+    `basis` and `fitted` are what runs and the stack's fit say of them, without a fit None; `given` is what a running
+    server measured of the standard wiring.
     """
 
     def __init__(

@@ -25,17 +25,9 @@ def fit_error(
 ) -> MemoryFitError:
     """Return the error of a model that does not fit, with the parts of the memory and the ways out.
 
-    Parameters
-    ----------
-    scenario, memory
-        What does not fit.
-    flags
-        Of a command that calls an argument otherwise, by argument.
-    more
-        Of a command that searches degrees: flags with which it fits on more GPUs, empty if none does. By default those
-        of `more_gpus`.
-    otherwise
-        What to do without a change; may be empty.
+    `flags` are those of a command that calls an argument otherwise, by argument; `more` of one that searches degrees,
+    with which it fits on more GPUs, empty if none does (by default those of `more_gpus`). `otherwise` says what to do
+    without a change; it may be empty.
     """
     gpu = scenario.cluster.gpu
     gibibytes = f"{memory.capacity_bytes / 2**30:.1f} GiB"

@@ -168,14 +168,8 @@ class Hardware:
     def vary(self, figures: Mapping[str, ArrayLike]) -> Self:
         """Replace figures by arrays of one length, one value per configuration, in SI units.
 
-        Arrays go by ``section.field``, e.g. ``{"inter.bandwidth_Bps": [25e9, 50e9]}``.
-
-        Raises
-        ------
-        UnknownNameError
-            No such figure.
-        UsageError
-            The arrays' lengths differ.
+        Arrays go by ``section.field``, e.g. ``{"inter.bandwidth_Bps": [25e9, 50e9]}``. Raises UnknownNameError if there
+        is no such figure; UsageError if the arrays' lengths differ.
         """
         one_length(figures)
         for key in figures:

@@ -54,10 +54,7 @@ class InPlace:
     def kernel_s(self, op: Op) -> float | None:
         """Return the seconds of a kernel in a pass; None if none of its shape ran.
 
-        Raises
-        ------
-        ProfileError
-            Its shape holds the sizes of several workloads.
+        Raises ProfileError if its shape holds the sizes of several workloads.
         """
         if any(varies(getattr(op.shape, name)) for name in op.shape.__dataclass_fields__):
             raise ProfileError(
@@ -68,10 +65,7 @@ class InPlace:
     def collective(self, kind: str, shape: CollectiveShape) -> tuple[float, bool, Wait]:
         """Return the seconds of a collective, whether its size lies between measured ones, and what waiting costs.
 
-        Raises
-        ------
-        UsageError
-            No collective of the kind ran.
+        Raises UsageError if no collective of the kind ran.
         """
         curve = self.collectives.get(kind)
         if curve is None:

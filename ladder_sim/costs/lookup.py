@@ -73,18 +73,10 @@ class RatioTable:
     ) -> Self:
         """Make a table of measured times.
 
-        Parameters
-        ----------
-        axes
-            Name and increasing grid values of each axis, in the order of `seconds`' dimensions.
-        seconds
-            Measured times, seconds; NaN where nothing was measured.
-        roofline_s
-            Ideal times at the same points on the GPU that was measured, seconds.
-        left_out
-            Errors on measurements that are not grid points.
-        estimates
-            Times where nothing was measured, seconds; a table of estimates alone is that of another GPU, carried over.
+        `axes` are names and increasing grid values, in the order of the dimensions of `seconds`, which has NaN where
+        nothing was measured. `roofline_s` are ideal times at the same points on the GPU that was measured, `left_out`
+        errors on measurements that are not grid points. `estimates`, seconds, stand where nothing was measured; a table
+        of estimates alone is that of another GPU, carried over.
         """
         measured_s = np.asarray(seconds, np.float64)
         made_s = None if estimates is None else np.where(np.isnan(measured_s), estimates, np.nan)

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ladder_sim.des.shared import Floats
+from ladder_sim.graph.ops import PassInputs
 from ladder_sim.graph.pass_kernels import kernels_of
-from ladder_sim.graph.rank import PassInputs
 from ladder_sim.hf.feed_forward import Dense, Moe
 from ladder_sim.hf.mixer import BlockKind
 from ladder_sim.kernels import STATE_BYTES, Count

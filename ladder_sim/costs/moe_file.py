@@ -81,10 +81,7 @@ class MoeDocument(Part):
 def read_moe(path: str, reference: Gpu, base: MoeTables | None) -> MoeTables:
     """Read a gzipped file, of an engine on the `base` of its GPU; None: it is the GPU's, with figures of `reference`.
 
-    Raises
-    ------
-    ProfileError
-        If it cannot be read or breaks a rule; names the entry.
+    Raises ProfileError if it cannot be read or breaks a rule; names the entry.
     """
     what = "what a profile holds of models with experts"
     document = read_bytes(Path(path), what=what, limit_bytes=MAX_DOCUMENT_BYTES, unpack=True, error=ProfileError)

@@ -35,12 +35,8 @@ _Head = TypeVar("_Head", bound=Head)
 def read_head(kind: type[_Head], document: bytes | str, schema: Schema, origin: str, error: type[Error]) -> _Head:
     """Read the head of a document whose version can be read.
 
-    Raises
-    ------
-    ValidationError
-        It is not a JSON object.
-    LadderSimError
-        Its version is another one, or no number: `error`.
+    Raises ValidationError if it is not a JSON object; LadderSimError if its version is another one, or no number:
+    `error`.
     """
     head = kind.model_validate_json(document)
     schema.check(head.model_dump(), origin, error=error)

@@ -24,15 +24,12 @@ Events = Generator["simpy.Event", Any, None]
 def run(program: Program) -> Timeline:
     """Simulate `program` from time zero.
 
+    Raises DeadlockError if tasks wait for each other; the message names the cycle.
+
     Returns
     -------
     Timeline
         When each task was ready, started and ended, seconds.
-
-    Raises
-    ------
-    DeadlockError
-        Tasks wait for each other; the message names the cycle.
 
     Examples
     --------

@@ -36,12 +36,8 @@ def run(program: Program) -> Timeline:
 def scan(program: Program) -> TaskTimes:
     """Simulate a program whose durations, leads or memory demands may be arrays of one value per configuration.
 
-    Raises
-    ------
-    DeadlockError
-        Tasks wait for each other.
-    ValueError
-        The program shares a GPU in a way that this engine does not support.
+    Raises DeadlockError if tasks wait for each other; ValueError if the program shares a GPU in a way that this engine
+    does not support.
     """
     outline, costs, device = program.outline, program.costs, program.device or Device(sms=1)
     streams, groups, members, rows = outline.streams, outline.groups, outline.members, outline.rows
@@ -122,12 +118,8 @@ def evaluation_order(program: Program, compute: int, comm: int) -> Sequence[int]
     """Return the task indices in an order in which dependencies come first, and collectives as early as possible.
 
     Members of a collective group are adjacent. A program that was issued in such an order keeps it. `compute` and
-    `comm` are the streams of kernels and of collectives that share a GPU; -1 where nothing is shared.
-
-    Raises
-    ------
-    DeadlockError
-        There is no such order.
+    `comm` are the streams of kernels and of collectives that share a GPU; -1 where nothing is shared. Raises
+    DeadlockError if there is no such order.
     """
     # the same for any durations: a prediction asks several times for each of few outlines
     known = program.outline.in_order

@@ -6,7 +6,8 @@ kernels run: then the collective takes longer, and asks for less. Device memory 
 bandwidth of which tasks need more than there is goes to the SMs that ask: a collective has its own, a kernel all. All
 collectives get the same fraction of a link.
 
-A task alone always runs at rate 1. Numbers may be arrays with one element per configuration.
+A task alone always runs at rate 1. Numbers may be arrays with one element per configuration: `maximum`, `where` and the
+other functions above the resources compute with both, and everything that prices uses them.
 """
 
 from collections.abc import Sequence

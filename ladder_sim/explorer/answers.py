@@ -20,7 +20,7 @@ from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.scenario_warnings import used_settings
 from ladder_sim.specs.techniques import NO_TECHNIQUES
 from ladder_sim.sweeps.axes import axis, used_value, value_at
-from ladder_sim.sweeps.evaluate import How
+from ladder_sim.sweeps.evaluate import SweepOptions
 from ladder_sim.sweeps.executors import serial
 from ladder_sim.sweeps.grid import Grid
 from ladder_sim.sweeps.run import run
@@ -221,7 +221,7 @@ class Queries:
         values = {name: each.values for name, each in along.items()}
         grid = Grid({**setup.state.point(self.allowlist, *axes), **values}, variants)
         how = setup.state.how(self.allowlist, elsewhere=True)
-        table = run(grid, How(variants=grid.variants, intervals=len(axes) == 1, **how), serial)
+        table = run(grid, SweepOptions(variants=grid.variants, intervals=len(axes) == 1, **how), serial)
         table = replace(table, units={name: along[name].unit for name in table.varied})
         varied = tuple(axes)
         if set(varied) != set(table.varied) or table.varied == varied:

@@ -34,10 +34,7 @@ def plotly() -> bytes:
 def folder(queries: Queries, query: str) -> dict[str, bytes]:
     """Return the files of a page for a query and its neighbours, by name.
 
-    Raises
-    ------
-    LadderSimError
-        The query itself has no answer.
+    Raises LadderSimError if the query itself has no answer.
     """
     own = queries.question(query)
     queries.answer(own)

@@ -229,10 +229,7 @@ def model_name(text: str) -> str:
 def model_text(shape: ModelSpec) -> str:
     """Return a model's shape as a link holds it: one JSON object.
 
-    Raises
-    ------
-    UsageError
-        Its config lists kinds of blocks as data, which a link cannot hold.
+    Raises UsageError if its config lists kinds of blocks as data, which a link cannot hold.
     """
     if shape.block_kinds:
         raise UsageError(
@@ -424,17 +421,14 @@ _UNNAMED = "config"
 def read_config(origin: str, text: str) -> tuple[str, str]:
     """Return the model's name, and its shape as a link holds it.
 
+    Raises UsageError if it is empty, too large, not a JSON object, or not a decoder.
+
     Parameters
     ----------
     origin
         Name of the file.
     text
         What the file holds.
-
-    Raises
-    ------
-    UsageError
-        It is empty, too large, not a JSON object, or not a decoder.
     """
     if not text.strip():
         raise UsageError("the file is empty", hint="give the model's config.json")

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ladder_sim.graph.ops import CollectiveKind, Op, OpKind
-from ladder_sim.graph.rank import RankPass
+from ladder_sim.graph.ops import CollectiveKind, Op, OpKind, RankPass
 from ladder_sim.kernels import STATE_BYTES, CollectiveShape, ElementwiseShape, GemmShape, Group, QuantizeShape, Shape
 from ladder_sim.specs.workload import Format
 

@@ -14,8 +14,18 @@ from ladder_sim.graph.block import NORM, BlockKernels
 from ladder_sim.graph.layers.attention import attend, qkv_width
 from ladder_sim.graph.layers.feed_forward import down
 from ladder_sim.graph.layout import PART_NAMES, Layout, Structure, lay_out
-from ladder_sim.graph.ops import BlockKey, InChunks, Op, OpKind, PortionOf, ResidualOp, Role
-from ladder_sim.graph.rank import PassInputs, RankPass, model_blocks
+from ladder_sim.graph.ops import (
+    BlockKey,
+    InChunks,
+    Op,
+    OpKind,
+    PassInputs,
+    PortionOf,
+    RankPass,
+    ResidualOp,
+    Role,
+    model_blocks,
+)
 from ladder_sim.graph.techniques.forms import form, rewrites_of, rewritten
 from ladder_sim.hf.attention import Gqa
 from ladder_sim.hf.feed_forward import Dense
@@ -196,15 +206,9 @@ class PassKernels:
 def pass_ops(scenario: Scenario | PassInputs, phase: Phase, kv_len: int) -> list[Op]:
     """Return every op of a rank's forward pass at its size, in issue order.
 
-    Parameters
-    ----------
-    scenario
-        Model, workload, stack, plan and variant.
-    phase
-        ``"prefill"`` runs every prompt token, ``"decode"`` one token per sequence, ``"mixed"`` that and a prompt.
-    kv_len
-        Tokens of context the step attends to, its own included. A static-cache (``math``) attention reads
-        ``prompt + gen`` whatever the context.
+    Phase ``"prefill"`` runs every prompt token, ``"decode"`` one token per sequence, ``"mixed"`` that and a prompt. A
+    step attends to `kv_len` tokens of context, its own included; a static-cache (``math``) attention reads ``prompt +
+    gen`` whatever the context.
     """
     inputs = scenario if isinstance(scenario, PassInputs) else PassInputs.of(scenario)
     stack, workload, kernels = inputs.stack, inputs.workload, PassKernels(inputs, phase, kv_len)

@@ -8,8 +8,8 @@ Multi-head latent attention: DeepSeek-V2, arXiv 2405.04434; attention sinks: gpt
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ladder_sim.hf.block import BlockBase
 from ladder_sim.hf.fields import MAXIMA, Fields
-from ladder_sim.hf.quantization import Block
 from ladder_sim.hf.types import LATENT
 
 # of queries and keys, before they are rotated: head by head as in Qwen3 and Gemma 3, over all heads together as in
@@ -32,7 +32,7 @@ def heads_problem(heads: int, kv_heads: int, tp: int) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gqa(Block):
+class Gqa(BlockBase):
     """Multi-head or grouped-query attention."""
 
     # as in `config.Shape`
@@ -94,7 +94,7 @@ class Gqa(Block):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mla(Block):
+class Mla(BlockBase):
     """Multi-head latent attention: the cache holds one compressed vector for all heads."""
 
     # as in `config.Shape`

@@ -75,24 +75,11 @@ def _trained_tp(fields: Fields) -> int:
 
 
 def read_shape(config: Mapping[str, object], *, source: str, runs: bool = False) -> dict[str, Any]:
-    """Return the fields of `Shape` that a config.json decides.
+    """Return the fields of `Shape` that a parsed config.json decides; errors name its file, `source`.
 
-    Parameters
-    ----------
-    config
-        Parsed config.json.
-    source
-        The file it comes from; errors name it.
-    runs
-        Whether real passes run the model: they implement not all types, need no longest context, and know biases of
-        latent attention.
-
-    Raises
-    ------
-    SpecError
-        If a field is missing or breaks a rule, or the model has layers of a kind that cannot be simulated.
-    UsageError
-        Real passes do not implement the type.
+    `runs` says whether real passes run the model: they implement not all types, need no longest context, and know
+    biases of latent attention. Raises SpecError if a field is missing or breaks a rule, or the model has layers of a
+    kind that cannot be simulated; UsageError if real passes do not implement the type.
     """
     outer = Fields(config, shown_path(source))
     if outer.kind == LAYER_DATA:
@@ -140,10 +127,7 @@ def read_shape(config: Mapping[str, object], *, source: str, runs: bool = False)
 def read_numbers(config: Mapping[str, object], shape: Shape, *, source: str) -> dict[str, Any]:
     """Return the fields of `Config` beyond the shape that a parsed config.json decides; an empty one has Llama's.
 
-    Raises
-    ------
-    UsageError
-        A number is impossible, or no code computes with it.
+    Raises UsageError if a number is impossible, or no code computes with it.
     """
     fields = Fields(config, source).decoder()
     positions = shape.max_positions if fields.config.get("max_position_embeddings") else None

@@ -10,14 +10,15 @@ from collections.abc import Set
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+from ladder_sim.hf.block import BlockBase
 from ladder_sim.hf.fields import MAXIMA, Fields
-from ladder_sim.hf.quantization import Block, LayerPart
+from ladder_sim.hf.quantization import LayerPart
 from ladder_sim.hf.types import EXPERT_COUNTS, EXPERTS
 from ladder_sim.values import choice, whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dense(Block):
+class Dense(BlockBase):
     """A multi-layer perceptron."""
 
     PARTS = ("mlp",)
@@ -50,7 +51,7 @@ class Dense(Block):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moe(Block):
+class Moe(BlockBase):
     """A mixture of experts: a router sends each token to a few of them; shared experts see every token."""
 
     PARTS = ("experts",)
@@ -114,7 +115,7 @@ class Moe(Block):
     def keeping(self, kept: Set[LayerPart]) -> Self:
         """Return the block in a checkpoint that keeps these parts of its layer, shared experts included."""
         shared = self.shared.keeping(kept) if self.shared else None
-        return replace(Block.keeping(self, kept), shared=shared)
+        return replace(BlockBase.keeping(self, kept), shared=shared)
 
     @property
     def router_parameters(self) -> int:
@@ -188,10 +189,7 @@ class Routing:
     def read(cls, fields: Fields, experts: int, per_token: int) -> Self:
         """Return what a config.json says of it, with so many experts in a layer and for a token.
 
-        Raises
-        ------
-        UsageError
-            A token cannot choose its experts in this way.
+        Raises UsageError if a token cannot choose its experts in this way.
         """
         config = fields.config
         methods = ("greedy", "group_limited_greedy", "noaux_tc")

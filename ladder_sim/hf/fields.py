@@ -43,10 +43,7 @@ _NULLABLE = ("sliding_window", "num_key_value_heads", "head_dim", "q_lora_rank",
 def read_config(path: Path) -> dict[str, Any]:
     """Read a config.json, or that of a directory, and next to it what ModelOpt says of the quantisation.
 
-    Raises
-    ------
-    SpecError
-        If there is no such file, it cannot be read, or it is not a JSON object; the file is named.
+    Raises SpecError if there is no such file, it cannot be read, or it is not a JSON object; the file is named.
     """
     file = path / "config.json" if os.path.isdir(path) else path
     config = read_object(file)

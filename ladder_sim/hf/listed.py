@@ -55,10 +55,7 @@ def _plain(value: Any) -> Any:
 def read_layers(fields: Fields) -> dict[str, Any]:
     """Return the fields of `config.Shape` that a config of such a type decides, with the precision of its blocks.
 
-    Raises
-    ------
-    SpecError
-        A field is missing or breaks a rule.
+    Raises SpecError if a field is missing or breaks a rule.
     """
     numbers, order, listed = (fields.config.get(name) for name in ("layers", "blocks", "kinds"))
     if not isinstance(numbers, list) or not isinstance(order, list) or len(numbers) != len(order):

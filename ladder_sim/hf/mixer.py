@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ladder_sim.hf.attention import Gqa, Index, Mla, heads_problem, rank_heads
+from ladder_sim.hf.block import BlockBase
 from ladder_sim.hf.feed_forward import Dense, Moe
-from ladder_sim.hf.quantization import Block
 
 # of a recurrent state: the gated delta rule (arXiv 2412.06464); Kimi delta attention, whose decay is of each channel
 # (arXiv 2510.26692); Mamba 2 (arXiv 2405.21060); empty: another
@@ -92,7 +92,7 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mixer(Block):
+class Mixer(BlockBase):
     """A block that mixes tokens, in general: linear layers, and between them attention or recurrent states."""
 
     hidden: int

@@ -6,8 +6,7 @@ Field names are those of Hugging Face transformers, compressed-tensors and NVIDI
 
 import re
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple
 
 from ladder_sim.errors import SpecError
 from ladder_sim.hf.fields import QUANTIZATION
@@ -70,35 +69,6 @@ _EXCLUDED = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modu
 _WAY_OUT = "to predict it in one precision, drop the field and give --dtype"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
-    """A block of a layer: what ranks share and keep of a sequence, and which weights a checkpoint has in 16 bits."""
-
-    PARTS: ClassVar[tuple[LayerPart, ...]] = ("qkv", "out")
-    unquantized: tuple[LayerPart, ...] = ()
-    """Parts that its checkpoint keeps in 16 bits."""
-
-    def keeping(self, kept: Set[LayerPart]) -> Self:
-        """Return the block in a checkpoint that keeps these parts of its layer."""
-        return replace(self, unquantized=tuple(part for part in self.PARTS if part in kept))
-
-    def caches(self, tp: int) -> tuple[tuple[int, float], ...]:
-        """Return pairs of a window and the elements that a token keeps on each of `tp` ranks, replicas included."""
-        return ()
-
-    def state_bytes(self, tp: int) -> float:
-        """Return the bytes of a sequence's recurrent states on each of `tp` ranks."""
-        return 0.0
-
-    def partition_problem(self, tp: int) -> str:
-        """Say why `tp` ranks cannot share it; empty if they can."""
-        return ""
-
-    def expert_problem(self, ep: int, tp: int) -> str:
-        """Say why routed experts cannot be split `ep` ways, and each of them over `tp` ranks; empty if they can."""
-        return ""
-
-
 class Quantization(NamedTuple):
     """What a checkpoint stores in which precision."""
 
@@ -120,12 +90,8 @@ def read_quantization(config: Mapping[str, object], source: str, *, layers: int)
     """Return the precision of linear layers, of parts of them and of the KV cache.
 
     `config` is a parsed config.json, or the part of it that describes a decoder of so many `layers`; what is said of
-    later ones, which predict further tokens, is left out. Errors call it `source`.
-
-    Raises
-    ------
-    SpecError
-        If the quantisation is not known, or differs within a part of a layer; the field is named.
+    later ones, which predict further tokens, is left out. Errors call it `source`. Raises SpecError if the quantisation
+    is not known, or differs within a part of a layer; the field is named.
 
     Examples
     --------

@@ -42,19 +42,9 @@ class Yarn:
 def read_rope(fields: Fields, max_positions: int | None) -> tuple[float, RopeScaling | Yarn | float | None]:
     """Return the base of the wavelengths, and how long ones are stretched, or by which factor all are.
 
-    Fields are in `rope_parameters` since transformers 5, before that in several places.
-
-    Parameters
-    ----------
-    fields
-        Fields of the decoder.
-    max_positions
-        Longest context of the training; None: the config does not say it.
-
-    Raises
-    ------
-    UsageError
-        A number is impossible, or no code stretches wavelengths so.
+    Fields are in `rope_parameters` since transformers 5, before that in several places. `max_positions` is the longest
+    context of the training; None: the config does not say it. Raises UsageError if a number is impossible, or no code
+    stretches wavelengths so.
     """
     scaling = fields.config.get("rope_parameters") or fields.config.get("rope_scaling") or {}
     if not isinstance(scaling, dict):

@@ -137,19 +137,11 @@ class Shape:
         return sum(kind.parameters for kind in self.kinds) + self.layers * norms + self.hidden + embeddings
 
     def partition_problem(self, tp: int, *, attention_dp: int = 1, ep: int = 1) -> str:
-        """Say why ranks cannot share this model; empty if they can.
+        """Say why `tp` ranks, in `attention_dp` groups with requests of their own, cannot share this model; or nothing.
 
-        Query heads and the MLP's width are split evenly. Key/value heads are split evenly, or each one is held by
-        the same number of ranks. Experts are split `ep` ways, and each over the ranks that hold it.
-
-        Parameters
-        ----------
-        tp
-            Ranks that share attention.
-        attention_dp
-            Groups of such ranks, each with requests of its own.
-        ep
-            Groups of ranks among which the experts are split; it divides ``tp * attention_dp``.
+        Query heads and the MLP's width are split evenly. Key/value heads are split evenly, or each one is held by the
+        same number of ranks. Experts are split `ep` ways, a divisor of ``tp * attention_dp``, and each over the ranks
+        that hold it.
         """
         for kind in dict.fromkeys(self.kinds):
             problems = [block.partition_problem(tp) for block in kind.blocks]

@@ -28,21 +28,10 @@ _PACKAGES = ("torch", "transformers", "ladder_sim_runtime")
 
 
 def layers_config(config: Mapping[str, Any], *, source: str) -> Mapping[str, Any]:
-    """Return a config that `ModelSpec.from_hf` reads: the given one, or its layers as transformers builds them.
+    """Return a config that `ModelSpec.from_hf` reads: the parsed one, or its layers as transformers builds them.
 
-    Parameters
-    ----------
-    config
-        A parsed ``config.json``.
-    source
-        The file it comes from; errors name it.
-
-    Raises
-    ------
-    MissingPackageError
-        Its type is not known, and torch or transformers is not installed.
-    SpecError
-        transformers cannot build it either.
+    Errors name its file, `source`. Raises MissingPackageError if its type is not known, and torch or transformers is
+    not installed; SpecError if transformers cannot build it either.
     """
     fields = Fields(config, shown_path(source))
     inner = fields.decoder()

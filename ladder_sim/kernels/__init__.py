@@ -14,8 +14,22 @@ from ladder_sim.kernels.experts import MoeShape
 from ladder_sim.kernels.gemm import BmmShape, GemmShape
 from ladder_sim.kernels.machine import GEMM_FORMATS, Gpu, Machine, Stack
 from ladder_sim.kernels.sampling import SampleShape
-from ladder_sim.kernels.shape import STATE_BYTES, Experts, Kind, Lookup, Shape, TableKind, TableOf
-from ladder_sim.kernels.sizes import PROMPT_DUTY, WHOLE, Count, Phase, Portion, Sizes, varies
+from ladder_sim.kernels.shape import (
+    PROMPT_DUTY,
+    STATE_BYTES,
+    WHOLE,
+    Count,
+    Experts,
+    Kind,
+    Lookup,
+    Phase,
+    Portion,
+    Shape,
+    Sizes,
+    TableKind,
+    TableOf,
+    varies,
+)
 from ladder_sim.kernels.sparse import SparseShape
 from ladder_sim.kernels.state import ConvolutionShape, StateShape
 

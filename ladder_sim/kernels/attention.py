@@ -9,8 +9,7 @@ import numpy as np
 from ladder_sim.des.shared import Number, any_true, maximum, where
 from ladder_sim.hf.quantization import KvDType
 from ladder_sim.kernels.machine import Machine
-from ladder_sim.kernels.shape import STATE_BYTES, Lookup, Shape, TableKind, Work, count_text
-from ladder_sim.kernels.sizes import Sizes, varies
+from ladder_sim.kernels.shape import STATE_BYTES, Lookup, Shape, Sizes, TableKind, Work, count_text, varies
 from ladder_sim.specs.stack import AttentionKernel
 from ladder_sim.specs.workload import KV_BYTES
 

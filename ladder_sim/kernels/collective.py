@@ -3,8 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
-from ladder_sim.kernels.shape import Shape, Work
-from ladder_sim.kernels.sizes import Sizes
+from ladder_sim.kernels.shape import Shape, Sizes, Work
 from ladder_sim.units import format_bytes
 
 # whose ranks take part: a tensor-parallel group, those of the same position in all such groups of a stage, which share

@@ -5,8 +5,7 @@ from typing import Any, Self
 
 from ladder_sim.des.shared import Number
 from ladder_sim.kernels.machine import Machine
-from ladder_sim.kernels.shape import Shape, Work
-from ladder_sim.kernels.sizes import Sizes
+from ladder_sim.kernels.shape import Shape, Sizes, Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

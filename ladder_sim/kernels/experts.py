@@ -9,8 +9,7 @@ from ladder_sim.des.shared import Number, number
 from ladder_sim.hf.quantization import FP8_BLOCK
 from ladder_sim.kernels.gemm import Multiplication
 from ladder_sim.kernels.machine import Gpu, Machine
-from ladder_sim.kernels.shape import STATE_BYTES, Experts, Lookup, TableKind, Work, count_text
-from ladder_sim.kernels.sizes import Sizes
+from ladder_sim.kernels.shape import STATE_BYTES, Experts, Lookup, Sizes, TableKind, Work, count_text
 from ladder_sim.specs.workload import Imbalance
 
 # rows to a multiple of which DeepGEMM's contiguous layout pads the tokens of every expert of a rank (vLLM 0.12.0,

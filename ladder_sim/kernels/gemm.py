@@ -7,8 +7,7 @@ import numpy as np
 
 from ladder_sim.des.shared import Number
 from ladder_sim.kernels.machine import GEMM_FORMATS, Machine
-from ladder_sim.kernels.shape import STATE_BYTES, Lookup, Shape, TableKind, Work, count_text
-from ladder_sim.kernels.sizes import Sizes
+from ladder_sim.kernels.shape import STATE_BYTES, Lookup, Shape, Sizes, TableKind, Work, count_text
 from ladder_sim.specs.workload import Format
 
 

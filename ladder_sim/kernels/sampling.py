@@ -5,8 +5,7 @@ from typing import Any, ClassVar, Self
 
 from ladder_sim.des.shared import Number
 from ladder_sim.kernels.machine import Machine
-from ladder_sim.kernels.shape import STATE_BYTES, Lookup, Shape, TableKind, Work
-from ladder_sim.kernels.sizes import Sizes
+from ladder_sim.kernels.shape import STATE_BYTES, Lookup, Shape, Sizes, TableKind, Work
 from ladder_sim.specs.stack import Sampling
 
 # Choosing among the 200 most likely tokens as gpt-fast does, compiled: 23 kernels. Some of them read a row of logits by

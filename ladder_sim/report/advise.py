@@ -354,16 +354,8 @@ def pareto_figure(
 ) -> "go.Figure":
     """Time per token against tokens per GPU: every option, and the front with its 90 % intervals.
 
-    Parameters
-    ----------
-    advice
-        The options.
-    subtitle
-        What they are for.
-    compact
-        For a part of a page: the front's options are not named and have no intervals.
-    now
-        A scenario to mark: its variant, seconds per token, and tokens per second and GPU.
+    `compact` is for a part of a page: the front's options are not named and have no intervals. A scenario to mark,
+    `now`, is its variant, seconds per token, and tokens per second and GPU.
     """
     import plotly.graph_objects as go
 

@@ -67,7 +67,7 @@ def _range_text(setting: Setting) -> str:
     if setting.kind is bool:
         return "true or false"
     if len(choices) > MANY_CHOICES:
-        flag = next(argument.flag for argument in ARGUMENTS.values() if argument.holder == setting.name)
+        flag = next(argument.flag for argument in ARGUMENTS.values() if argument.attribute == setting.name)
         return f"as {flag} takes"
     return f"{', '.join(choices[:-1])} or {choices[-1]}" if choices else "text"
 

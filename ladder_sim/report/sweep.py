@@ -198,7 +198,7 @@ class SweepReport(Report[SweepTable]):
             yield Remark("left out", said)
         if confidences := self.notes.confidences:
             yield Remark("evidence", evidence_text(*confidences.values(), wirings=self.compared))
-        if not sweep.how.intervals:
+        if not sweep.options.intervals:
             yield Remark("left out", "Intervals: --set intervals=true adds them, and takes longer.")
 
     def details(self) -> RenderableType:
@@ -261,16 +261,10 @@ def sweep_figure(table: SweepTable, over: str = "standard") -> "go.Figure":
 def speedup_lines(
     table: SweepTable, *, compact: bool = False, now: tuple[float, Mapping[str, float]] | None = None
 ) -> "go.Figure":
-    """Draw every variant's speedup over standard along the field that varies.
+    """Draw every variant's speedup over standard along the one field that varies.
 
-    Parameters
-    ----------
-    table
-        A sweep of one field.
-    compact
-        For a part of a page: the axis has its title in words.
-    now
-        A scenario to mark: its value of the field, and its speedups by variant.
+    `compact` is for a part of a page: the axis has its title in words. A scenario to mark, `now`, is its value of the
+    field, and its speedups by variant.
     """
     import plotly.graph_objects as go
 
@@ -344,16 +338,8 @@ def speedup_map(
 ) -> "go.Figure":
     """Draw one variant's speedup over another as a heat map of the two fields that vary, with a line where it is 1.
 
-    Parameters
-    ----------
-    table
-        A sweep of two fields.
-    variant, over
-        Whose gain, over what.
-    compact
-        For a part of a page: cells without gaps, axes with titles in words, few names below.
-    now
-        A scenario to mark: its values to the right and upwards.
+    `compact` is for a part of a page: cells without gaps, axes with titles in words, few names below. A scenario to
+    mark, `now`, is its values to the right and upwards.
     """
     import plotly.graph_objects as go
 

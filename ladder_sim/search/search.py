@@ -23,7 +23,7 @@ from ladder_sim.closed_loop.step import simulate_request
 from ladder_sim.confidence.runs import is_faster
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.errors import UsageError
-from ladder_sim.graph.rank import model_blocks
+from ladder_sim.graph.ops import model_blocks
 from ladder_sim.prediction import Predictions, predict, simulation_inputs
 from ladder_sim.search.space import Chosen, Penalty, Space
 from ladder_sim.specs.scenario import Scenario
@@ -106,6 +106,8 @@ def search(
 ) -> SearchResult:
     """Find the fastest wirings of a model of those that a choice in each of its layers makes.
 
+    Raises WiringError if no candidate is a model; MemoryFitError if the model does not fit its GPUs.
+
     Parameters
     ----------
     scenario, profile, ignore_memory
@@ -114,13 +116,6 @@ def search(
         Choices of a layer.
     watch
         Function that is given how many candidates were simulated, and about how many there are to simulate.
-
-    Raises
-    ------
-    WiringError
-        No candidate is a model.
-    MemoryFitError
-        The model does not fit its GPUs.
     """
     times = _Times(scenario, space, profile, ignore_memory=ignore_memory, watch=watch)
     error = _simulate(_fastest(times), times)

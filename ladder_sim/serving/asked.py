@@ -49,10 +49,7 @@ DRAWN: Mapping[str, Any] = {
 def arguments_asked(scenario: Scenario | None, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of `Scenario` that were given, but those of its requests.
 
-    Raises
-    ------
-    UsageError
-        A scenario and arguments of one were given, or what they say of requests would change nothing.
+    Raises UsageError if a scenario and arguments of one were given, or what they say of requests would change nothing.
     """
     own = {name: value for name, value in fields.items() if name not in LoadFields.__annotations__}
     point = point_asked(scenario, own)

@@ -48,14 +48,8 @@ def scheduler_spec(scenario: Scenario, context: int, **changed: Any) -> Schedule
     """Return how the stack of a scenario schedules on its GPUs; a pipeline's steps each have a part of the room.
 
     `context` are the tokens of a typical request, for models whose layers keep only the last ones; other fields are
-    `changed`.
-
-    Raises
-    ------
-    MemoryFitError
-        The KV cache has no room for one such request.
-    UsageError
-        The server does not take requests of that length.
+    `changed`. Raises MemoryFitError if the KV cache has no room for one such request; UsageError if the server does not
+    take requests of that length.
     """
     stack, stages = scenario.stack, scenario.plan.pp
     check_context(stack, context)
@@ -281,10 +275,7 @@ def check_engine(engine: str, scenario: Scenario) -> None:
 def replica_of(engine: str | None) -> type[Replica]:
     """Return the class of a replica: simulated, or a real engine over a model that only takes time.
 
-    Raises
-    ------
-    MissingDependencyError
-        The engine or its plug-in is not installed.
+    Raises MissingDependencyError if the engine or its plug-in is not installed.
     """
     if engine is None:
         return SimulatedReplica

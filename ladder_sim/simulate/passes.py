@@ -24,9 +24,8 @@ from ladder_sim.des import engine, scan
 from ladder_sim.des.program import Program
 from ladder_sim.des.shared import Device, Number, any_true, maximum, minimum, values_of
 from ladder_sim.des.timeline import TaskTimes, Timeline
-from ladder_sim.graph.ops import Op
+from ladder_sim.graph.ops import Op, PassInputs
 from ladder_sim.graph.pass_kernels import kernels_of
-from ladder_sim.graph.rank import PassInputs
 from ladder_sim.graph.techniques.forms import form, rewrites_of
 from ladder_sim.kernels import WHOLE, Phase, Sizes
 from ladder_sim.simulate.breakdown import Breakdown, SimulatedOp, simulated_ops
@@ -293,18 +292,9 @@ def forward_passes(
 ) -> dict[str, list[ForwardPass]]:
     """Simulate passes of each of several variants; the ops of all are priced in one call.
 
-    Parameters
-    ----------
-    scenario, variants, costs
-        Everything but the variant; residual wirings; times of their ops.
-    passes
-        Phase and sizes of each; sizes of one pass are all of one form (`ladder_sim.graph.techniques.forms`).
-    engine
-        ``"fast"`` or ``"des"``.
-    keep
-        Periods of each run of identical layers that are simulated at first.
-    follow
-        As `ForwardPass` takes it.
+    `passes` are the phase and sizes of each; sizes of one pass are all of one form
+    (`ladder_sim.graph.techniques.forms`). `keep` periods of each run of identical layers are simulated at first.
+    `follow` is as `ForwardPass` takes it.
     """
     inputs = PassInputs.of(scenario)
     kinds = [(phase, int(np.max(form(inputs, phase, sizes.tokens)))) for phase, sizes in passes]
@@ -338,17 +328,9 @@ def price(
 ) -> list[Prices]:
     """Price the ops of passes, equal ones once and all in one call, so that each table is looked up once.
 
-    Parts of a pass that are as large as each other have the same prices.
-
-    Parameters
-    ----------
-    costs
-        Prices ops of any size.
-    passes
-        Phase and sizes of each. Where passes differ in context only (`Sizes.apart_from_context`), nothing changes but
-        what reads it.
-    distinct
-        Of each pass: the ops of one token that may run in it, by number.
+    Parts of a pass that are as large as each other have the same prices. Where passes differ in context only
+    (`Sizes.apart_from_context`), nothing changes but what reads it. `distinct` has the ops of one token that may run in
+    each pass, by number.
     """
     places: list[tuple[int, int, int]] = []
     sized: list[Op] = []

@@ -33,8 +33,8 @@ class Argument:
     """Type of its values: int, bool or a Literal; or the function of the catalog that looks a name up."""
     default: Any
     """As in `Scenario`; None: decided by the other arguments."""
-    holder: str
-    """Attribute of a scenario that holds the value, e.g. "workload.batch"."""
+    attribute: str
+    """Attribute of a scenario that has the value, e.g. "workload.batch"."""
     panel: str
     """Group of flags that `--help` lists it in."""
     help: str

@@ -63,10 +63,7 @@ class Versions:
     def before(self, version: str, *, stack: str) -> dict[str, Any]:
         """Return the fields that differ in a version, from all changes that came after it.
 
-        Raises
-        ------
-        UsageError
-            The file does not cover it; the nearest version is named.
+        Raises UsageError if the file does not cover it; the nearest version is named.
         """
         if not self.newest:
             raise UsageError(f"stack '{stack}' has no versions", hint=f"write '{stack}'")
@@ -144,14 +141,9 @@ _TABLES: dict[str, type] = {"gpu": GpuSpec, "intra": LinkTier, "inter": LinkTier
 def model(name_or_path: str) -> ModelSpec:
     """Return a model by alias, catalog id, Hugging Face id, or path of a config.json or its directory.
 
-    Raises
-    ------
-    UnknownNameError
-        If there is no such model; the nearest is named.
-    SpecError
-        If the file cannot be read or is not a decoder.
-    MissingPackageError
-        If its type has no built-in reader, and torch or transformers, which read it then, are not installed.
+    Raises UnknownNameError if there is no such model; the nearest is named; SpecError if the file cannot be read or is
+    not a decoder; MissingPackageError if its type has no built-in reader, and torch or transformers, which read it
+    then, are not installed.
 
     Examples
     --------
@@ -206,14 +198,9 @@ def model_id(name: str) -> str:
 def cluster(name_or_path: str) -> ClusterSpec:
     """Return a cluster by catalog id, or from the path of a TOML file in the catalog's form.
 
-    "this-machine" has no datasheet: a profile of real passes prices it.
-
-    Raises
-    ------
-    UnknownNameError
-        If there is no such cluster, or the file has an unknown key; the nearest is named.
-    SpecError, UnitError
-        If the file cannot be read or a figure breaks a rule.
+    "this-machine" has no datasheet: a profile of real passes prices it. Raises UnknownNameError if there is no such
+    cluster, or the file has an unknown key; the nearest is named; SpecError, UnitError if the file cannot be read or a
+    figure breaks a rule.
 
     Examples
     --------

@@ -41,7 +41,7 @@ def find_field(key: str, names: Mapping[str, object], *, prefix: str = "") -> st
 
 
 def read_value(raw: object, field: str, kind: object, *, name: str) -> object:
-    """Read one field's value.
+    """Read one field's value; raises UnitError, SpecError, UnknownNameError if the value does not fit the field.
 
     Parameters
     ----------
@@ -54,11 +54,6 @@ def read_value(raw: object, field: str, kind: object, *, name: str) -> object:
     name
         What the value was given as, which errors call it. Text holds its unit (``"50GB/s"``); a number is in the SI
         unit that `name` ends in (``bandwidth_Bps``).
-
-    Raises
-    ------
-    UnitError, SpecError, UnknownNameError
-        If the value does not fit the field.
     """
     if isroutine(kind):
         return kind(raw) if isinstance(raw, Sequence) else raw
@@ -88,25 +83,11 @@ def read_value(raw: object, field: str, kind: object, *, name: str) -> object:
 
 
 def read_table(spec: type[_Spec], table: Mapping[str, object], *, where: str, **given: object) -> _Spec:
-    """Make a spec from a table of a file.
+    """Make a spec, a dataclass, from a table of a file, and fields that the caller has already.
 
-    Parameters
-    ----------
-    spec
-        Dataclass to make.
-    table
-        Its fields by name: with the unit, as in ``kernel_s = 5e-6``, or text with one, as in ``kernel = "5us"``.
-    where
-        File and section; errors begin with it.
-    **given
-        Fields that the caller has already; the table may not hold them.
-
-    Raises
-    ------
-    UnknownNameError
-        If the table has a key that is not a field.
-    SpecError
-        If a field is missing or breaks a rule.
+    The table has fields by name: with the unit, as in ``kernel_s = 5e-6``, or text with one, as in ``kernel = "5us"``.
+    `where` is file and section, with which errors begin. Raises UnknownNameError if the table has a key that is not a
+    field; SpecError if a field is missing or breaks a rule.
     """
     kinds = {name: kind for name, kind in settable_fields(spec).items() if name not in given}
     values: dict[str, object] = {}

@@ -160,9 +160,9 @@ class Scenario:
         other = object.__new__(type(self))
         other._hold(**{each.name: parts.get(each.name, getattr(self, each.name)) for each in dataclasses.fields(self)})
         held = {
-            name: attrgetter(argument.holder.removesuffix(".name"))(other)
+            name: attrgetter(argument.attribute.removesuffix(".name"))(other)
             for name, argument in ARGUMENTS.items()
-            if argument.holder.partition(".")[0] in parts
+            if argument.attribute.partition(".")[0] in parts
         }
         # as the specs have them now, which may differ from what was typed
         settings = {name: other.setting(name) for name in other.settings}
@@ -199,7 +199,7 @@ class Scenario:
 
     def fields(self) -> dict[str, Any]:
         """Return its value for each argument, specs by name; the variant and settings left out."""
-        return {name: attrgetter(argument.holder)(self) for name, argument in ARGUMENTS.items()}
+        return {name: attrgetter(argument.attribute)(self) for name, argument in ARGUMENTS.items()}
 
     @property
     def chosen(self) -> Mapping[str, str]:
@@ -380,12 +380,8 @@ _Result = TypeVar("_Result")
 def scenario_asked(scenario: Scenario | None, fields: Mapping[str, Any]) -> Scenario:
     """Return the scenario, or the one that the keywords make.
 
-    Raises
-    ------
-    UnknownNameError
-        A keyword is no argument of a scenario.
-    UsageError
-        Both were given, or the keywords make none.
+    Raises UnknownNameError if a keyword is no argument of a scenario; UsageError if both were given, or the keywords
+    make none.
     """
     _check(scenario, fields)
     return Scenario(**fields) if scenario is None else scenario
@@ -394,12 +390,7 @@ def scenario_asked(scenario: Scenario | None, fields: Mapping[str, Any]) -> Scen
 def point_asked(scenario: Scenario | None, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments and settings that were given, in one dict, as a point of a grid has them.
 
-    Raises
-    ------
-    UnknownNameError
-        A keyword is no argument of a scenario.
-    UsageError
-        A scenario and keywords were given.
+    Raises UnknownNameError if a keyword is no argument of a scenario; UsageError if a scenario and keywords were given.
     """
     _check(scenario, fields)
     given = dict(fields if scenario is None else scenario.given)

@@ -117,10 +117,7 @@ class ServerCommand(NamedTuple):
 def read_server_command(text: str) -> ServerCommand:
     """Read the command line of a server of vLLM, SGLang or TensorRT-LLM.
 
-    Raises
-    ------
-    UsageError
-        It starts none of them, or an option that counts has no value or one that is not understood.
+    Raises UsageError if it starts none of them, or an option that counts has no value or one that is not understood.
 
     Examples
     --------

@@ -165,23 +165,12 @@ def settings_of(overrides: Overrides) -> dict[str, str]:
 
 
 def override_parts(parts: Parts, overrides: Overrides) -> Parts:
-    """Return a scenario's parts with some figures changed.
+    """Return a scenario's parts with some figures changed; the changed spec's ``source`` says what was set.
 
-    Parameters
-    ----------
-    parts
-        What to change.
-    overrides
-        Values by ``section.field``: text with its unit, e.g. ``{"inter.bandwidth": "100Gb/s"}``, or a number whose
-        unit the name ends in, e.g. ``{"inter.bandwidth_Bps": 12.5e9}``; or by an option of the stack's engine, e.g.
-        ``{"max-num-seqs": 256}``. The changed spec's ``source`` says what was set.
-
-    Raises
-    ------
-    UnknownNameError
-        If there is no such setting or choice; the nearest is named.
-    UnitError, SpecError
-        If a value cannot be read or breaks a rule.
+    Overrides go by ``section.field``: text with its unit, e.g. ``{"inter.bandwidth": "100Gb/s"}``, or a number whose
+    unit the name ends in, e.g. ``{"inter.bandwidth_Bps": 12.5e9}``; or by an option of the stack's engine, e.g.
+    ``{"max-num-seqs": 256}``. Raises UnknownNameError if there is no such setting or choice; the nearest is named;
+    UnitError, SpecError if a value cannot be read or breaks a rule.
     """
     changes: dict[str, dict[str, object]] = {}
     for key, text in overrides.items():

@@ -143,10 +143,7 @@ class Techniques:
     def of(cls, given: "str | Sequence[str] | Techniques") -> Self:
         """Read names, each alone or joined by "+"; "none" for no technique.
 
-        Raises
-        ------
-        UsageError
-            One is unknown, given twice, or cannot be combined with another.
+        Raises UsageError if one is unknown, given twice, or cannot be combined with another.
 
         Examples
         --------

@@ -35,6 +35,8 @@ _FORM = "START:STOP:xFACTOR or START:STOP:+STEP, then a unit, e.g. 50:800:x2Gb/s
 def expand(text: str, *, name: str, factor: int | None = None) -> list[str]:
     """Return the values of a numeric range or list, each as text with its unit.
 
+    Raises UsageError if the range is malformed, runs backwards, does not advance, or is far too long.
+
     Parameters
     ----------
     text
@@ -44,11 +46,6 @@ def expand(text: str, *, name: str, factor: int | None = None) -> list[str]:
         What the range is for; errors begin with it.
     factor
         Step of a range without one; None: a range must have a step.
-
-    Raises
-    ------
-    UsageError
-        The range is malformed, runs backwards, does not advance, or is far too long.
 
     Examples
     --------
@@ -136,6 +133,9 @@ class Axis:
 def axis(key: str, given: Any, *, factor: int | None = None) -> Axis:
     """Read the values of one field.
 
+    Raises UnknownNameError if there is no such field, or no such model, cluster, stack or choice; UsageError if the
+    range is malformed, or a value breaks a rule; UnitError if a range or a value lacks its unit.
+
     Parameters
     ----------
     key
@@ -144,15 +144,6 @@ def axis(key: str, given: Any, *, factor: int | None = None) -> Axis:
         Text of a range or list, one value, or a sequence of them.
     factor
         Step of a range without one; by default 2 for an argument that doubles, else a range must have a step.
-
-    Raises
-    ------
-    UnknownNameError
-        There is no such field, or no such model, cluster, stack or choice.
-    UsageError
-        The range is malformed, or a value breaks a rule.
-    UnitError
-        A range or a value lacks its unit.
 
     Examples
     --------

@@ -40,7 +40,7 @@ Validated = Mapping[str, bool] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class How:
+class SweepOptions:
     """What all points of a sweep share, other than its axes."""
 
     variants: tuple[str, ...]
@@ -86,26 +86,26 @@ class Rows:
         return len(next(iter(self.results.values())))
 
 
-def result_columns(how: How) -> list[str]:
+def result_columns(options: SweepOptions) -> list[str]:
     """Return the names of the columns that a sweep computes, other than `PROBLEM`."""
-    metrics = [name for metric in METRICS for name in (metric, *(ENDS.get(metric, ()) if how.intervals else ()))]
-    metrics += [] if how.usd_per_gpu_hour is None else [PRICE]
-    return [MEMORY, *(f"{variant}.{metric}" for variant in how.variants for metric in metrics)]
+    metrics = [name for metric in METRICS for name in (metric, *(ENDS.get(metric, ()) if options.intervals else ()))]
+    metrics += [] if options.usd_per_gpu_hour is None else [PRICE]
+    return [MEMORY, *(f"{variant}.{metric}" for variant in options.variants for metric in metrics)]
 
 
-def evaluate(chunk: Chunk, how: How) -> list[Rows]:
+def evaluate(chunk: Chunk, options: SweepOptions) -> list[Rows]:
     """Predict every point of a chunk; one that cannot run becomes a row with the reason."""
-    return [rows for block in chunk for rows in _predict(block, how)]
+    return [rows for block in chunk for rows in _predict(block, options)]
 
 
-def _predict(block: SweepBlock, how: How) -> Iterator[Rows]:
-    results = {name: np.full(block.count, np.nan) for name in result_columns(how)}
+def _predict(block: SweepBlock, options: SweepOptions) -> Iterator[Rows]:
+    results = {name: np.full(block.count, np.nan) for name in result_columns(options)}
     problems, compared = [block.problem] * block.count, Places.nowhere(block.count)
     if block.scenario is not None:
-        profile = resolve_profile(block.scenario, how.profile)
-        compared = Places.of(block.scenario, block, how.variants, profile)
+        profile = resolve_profile(block.scenario, options.profile)
+        compared = Places.of(block.scenario, block, options.variants, profile)
         try:
-            problems = _fill(results, block.scenario, block, how, profile, compared)
+            problems = _fill(results, block.scenario, block, options, profile, compared)
         except ProfileError:
             # not the fault of the point
             raise
@@ -138,7 +138,7 @@ def _fill(
     results: dict[str, NDArray[np.float64]],
     scenario: Scenario,
     block: SweepBlock,
-    how: How,
+    options: SweepOptions,
     profile: CalibrationProfile | None,
     places: "Places",
 ) -> list[str]:
@@ -148,16 +148,16 @@ def _fill(
     memory_bytes = np.broadcast_to(total_bytes(scenario, requests, sizes["prompt"], sizes["gen"]), block.count)
     capacity_bytes = scenario.cluster.gpu.hbm_bytes
     results[MEMORY][:] = memory_bytes
-    fits = np.full(block.count, how.ignore_memory) | (memory_bytes <= capacity_bytes)
+    fits = np.full(block.count, options.ignore_memory) | (memory_bytes <= capacity_bytes)
     tokens = np.broadcast_to(requests * sizes["gen"], block.count)
     further = np.broadcast_to(sizes["gen"], block.count) - 1
-    names = tuple(dict.fromkeys(("standard", how.over, *how.variants)))
+    names = tuple(dict.fromkeys(("standard", options.over, *options.variants)))
     for alike in _on_like_hardware(block.columns, scenario, profile, np.flatnonzero(fits)):
         varied = {figure_of(name) or name: values[alike] for name, values in block.columns.items()}
-        for some, simulated in simulated_alike(scenario, varied, names, profile, follow=how.intervals):
+        for some, simulated in simulated_alike(scenario, varied, names, profile, follow=options.intervals):
             rows = alike[some]
-            base_s = simulated[how.over].request_s
-            for variant in how.variants:
+            base_s = simulated[options.over].request_s
+            for variant in options.variants:
                 request = simulated[variant]
                 # answers of one token have none
                 tpot_s = np.where(further[rows] > 0, request.decode_s / np.maximum(further[rows], 1), np.nan)
@@ -167,26 +167,28 @@ def _fill(
                     "speedup": base_s / request.request_s,
                 }
                 figures["tokens_per_s"] = tokens[rows] / request.request_s
-                if how.usd_per_gpu_hour is not None:
-                    figures[PRICE] = token_price(how.usd_per_gpu_hour, scenario.plan.gpus, figures["tokens_per_s"])
+                if options.usd_per_gpu_hour is not None:
+                    figures[PRICE] = token_price(options.usd_per_gpu_hour, scenario.plan.gpus, figures["tokens_per_s"])
                 for name, values in figures.items():
                     results[f"{variant}.{name}"][rows] = values
-            if how.intervals:
+            if options.intervals:
                 basis = places.basis(names, rows)
                 given = {name: values[some] for name, values in varied.items()}
                 fitted = None if basis.served else Fitted.of(places.scenarios[0], names, profile, given)
-                _put_ends(results, Errors(simulated, basis, fitted), how, rows)
+                _put_ends(results, Errors(simulated, basis, fitted), options, rows)
     return [
         "" if fit else f"needs {format_bytes(needed)} of {format_bytes(capacity_bytes)} per GPU"
         for fit, needed in zip(fits.tolist(), memory_bytes.tolist(), strict=True)
     ]
 
 
-def _put_ends(results: dict[str, NDArray[np.float64]], errors: Errors, how: How, rows: NDArray[np.intp]) -> None:
+def _put_ends(
+    results: dict[str, NDArray[np.float64]], errors: Errors, options: SweepOptions, rows: NDArray[np.intp]
+) -> None:
     """Put the ends of intervals around figures that are there."""
-    for variant in how.variants:
+    for variant in options.variants:
         own = errors.widths(variant)
-        over = own.speedup if how.over == "standard" else errors.over(variant, how.over)
+        over = own.speedup if options.over == "standard" else errors.over(variant, options.over)
         widths = {"tokens_per_s": own.rate, "speedup": over}
         for metric, (low, high) in ENDS.items():
             value, factor = results[f"{variant}.{metric}"][rows], np.exp(widths[metric])

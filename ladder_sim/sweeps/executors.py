@@ -74,14 +74,8 @@ def _end_after(sentinel: int) -> None:
 class Dask:
     """Workers of a Dask cluster, at the address of its scheduler, e.g. ``"tcp://host:8786"``.
 
-    The scheduler repeats what a lost worker had, and each answer is read once.
-
-    Raises
-    ------
-    MissingPackageError
-        distributed is not installed.
-    UsageError
-        No scheduler answers there.
+    The scheduler repeats what a lost worker had, and each answer is read once. Raises MissingPackageError if
+    distributed is not installed; UsageError if no scheduler answers there.
     """
 
     def __init__(self, address: str) -> None:

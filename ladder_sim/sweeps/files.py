@@ -185,15 +185,12 @@ class PartFile:
     def write(self, chunks: Iterable[tuple[bytes, int]], done: int) -> Iterator[int]:
         """Append chunks after the first `done`, with how many of their points are feasible, then put the file in place.
 
+        Raises UsageError if the file cannot be written.
+
         Yields
         ------
         int
             Those feasible points, as soon as the chunk is safe.
-
-        Raises
-        ------
-        UsageError
-            The file cannot be written.
         """
         with self._writable():
             self._begin(done)

@@ -60,12 +60,8 @@ class Grid:
     """Every combination of the axes' values, by field (`axes.axis`), for some variants (`variant_names`).
 
     What changes the graph comes first: arguments of the scenario in the order of `ARGUMENTS`, then settings as given.
-    Batch, prompt and answer follow, and hardware figures as given; the last axis varies fastest.
-
-    Raises
-    ------
-    UsageError
-        A field, a value or a variant is wrong.
+    Batch, prompt and answer follow, and hardware figures as given; the last axis varies fastest. Raises UsageError if a
+    field, a value or a variant is wrong.
     """
 
     def __init__(self, axes: Mapping[str, Any], variants: str | Sequence[str] | None = None) -> None:

@@ -12,7 +12,7 @@ from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.scenario import Scenario, formerly_a_dict, point_asked
-from ladder_sim.sweeps.evaluate import BATCHING_COLUMN, PROBLEM, How, evaluate, result_columns
+from ladder_sim.sweeps.evaluate import BATCHING_COLUMN, PROBLEM, SweepOptions, evaluate, result_columns
 from ladder_sim.sweeps.executors import Executor, Processes, serial
 from ladder_sim.sweeps.files import FORMATS, PartFile, encode, header, require
 from ladder_sim.sweeps.grid import CHUNK_BLOCKS, CHUNK_POINTS, Chunk, Grid, scenario_at
@@ -88,18 +88,18 @@ def sweep(
     if isinstance(workers, int):
         count = whole(workers, "workers", 1, MAX_WORKERS, hint="processes, e.g. one per core")
         workers = serial if count == 1 else Processes(count)
-    how = how_of(grid, profile, ignore_memory, usd_per_gpu_hour, intervals=intervals)
-    return run(grid, how, workers, progress)
+    options = options_of(grid, profile, ignore_memory, usd_per_gpu_hour, intervals=intervals)
+    return run(grid, options, workers, progress)
 
 
-def how_of(
+def options_of(
     grid: Grid,
     profile: str | None,
     ignore_memory: bool,
     usd_per_gpu_hour: float | None = None,
     *,
     intervals: bool | None = None,
-) -> How:
+) -> SweepOptions:
     """Return what all points of a grid share, other than its axes."""
     if usd_per_gpu_hour is not None:
         check_price(usd_per_gpu_hour)
@@ -107,7 +107,7 @@ def how_of(
         load_profile(profile)
     if intervals is None:
         intervals = grid.size * (1 + _draws(grid, profile)) <= MOST_SIMULATED
-    return How(
+    return SweepOptions(
         variants=grid.variants,
         profile=profile,
         ignore_memory=ignore_memory,
@@ -134,26 +134,29 @@ def _draws(grid: Grid, profile: str | None) -> int:
     return most
 
 
-def run(grid: Grid, how: How, executor: Executor, progress: Progress | None = None) -> SweepTable:
+def run(grid: Grid, options: SweepOptions, executor: Executor, progress: Progress | None = None) -> SweepTable:
     """Predict every point of a grid and keep the results."""
     chunks = map(grid.chunk, range(grid.chunks))
-    answers = executor(partial(evaluate, how=how), chunks)
-    return collect(_reporting(answers, grid, 0, progress), grid, how)
+    answers = executor(partial(evaluate, options=options), chunks)
+    return collect(_reporting(answers, grid, 0, progress), grid, options)
 
 
 def stream(
-    grid: Grid, how: How, executor: Executor, *, form: str, progress: Progress | None = None
+    grid: Grid, options: SweepOptions, executor: Executor, *, form: str, progress: Progress | None = None
 ) -> Iterator[tuple[bytes, int]]:
     """Yield the file of `run_to_file` piece by piece, each with the number of its points that have figures."""
-    yield header(form, _names(grid, how)), 0
+    yield header(form, _names(grid, options)), 0
     yield from _reporting(
-        executor(partial(_encode_chunk, how=how, form=form), map(grid.chunk, range(grid.chunks))), grid, 0, progress
+        executor(partial(_encode_chunk, options=options, form=form), map(grid.chunk, range(grid.chunks))),
+        grid,
+        0,
+        progress,
     )
 
 
 def run_to_file(
     grid: Grid,
-    how: How,
+    options: SweepOptions,
     executor: Executor,
     path: Path,
     *,
@@ -163,35 +166,20 @@ def run_to_file(
 ) -> int:
     """Predict every point of a grid, and write each chunk as it comes; returns how many points have figures.
 
-    Parameters
-    ----------
-    grid, how, executor
-        As in `run`.
-    path
-        File; it appears when the sweep is complete.
-    form
-        ``"csv"``, ``"jsonl"`` or ``"parquet"``; by default what the extension says.
-    resume
-        Keep what an interrupted run of the same sweep has left.
-    progress
-        Called after each chunk.
-
-    Raises
-    ------
-    UsageError
-        The extension is unknown, the file cannot be written, or what was left is from another sweep.
-    MissingPackageError
-        Parquet needs pyarrow.
+    The file appears when the sweep is complete; its form is ``"csv"``, ``"jsonl"`` or ``"parquet"``, by default what
+    the extension says. `resume` keeps what an interrupted run of the same sweep has left. Raises UsageError if the
+    extension is unknown, the file cannot be written, or what was left is from another sweep; MissingPackageError if
+    Parquet needs pyarrow.
     """
     form = form or file_format(path)
     require(form)
     # chunks are what the journal counts
-    made_from = fingerprint(grid.axes, how, form, CHUNK_POINTS, CHUNK_BLOCKS)
-    file = PartFile(path=path, form=form, fingerprint=made_from, start=header(form, _names(grid, how)))
+    made_from = fingerprint(grid.axes, options, form, CHUNK_POINTS, CHUNK_BLOCKS)
+    file = PartFile(path=path, form=form, fingerprint=made_from, start=header(form, _names(grid, options)))
     with file.locked():
         done = file.done() if resume else []
         chunks = map(grid.chunk, range(len(done), grid.chunks))
-        answers = executor(partial(_encode_chunk, how=how, form=form), chunks)
+        answers = executor(partial(_encode_chunk, options=options, form=form), chunks)
         return sum(done) + sum(_reporting(file.write(answers, len(done)), grid, len(done), progress))
 
 
@@ -202,8 +190,8 @@ def file_format(path: Path) -> str:
     return FORMATS[path.suffix.lower()]
 
 
-def _encode_chunk(chunk: Chunk, how: How, form: str) -> tuple[bytes, int]:
-    parts = evaluate(chunk, how)
+def _encode_chunk(chunk: Chunk, options: SweepOptions, form: str) -> tuple[bytes, int]:
+    parts = evaluate(chunk, options)
     return encode(form, parts), sum(len(rows) for rows in parts if not rows.problem)
 
 
@@ -217,7 +205,7 @@ def _reporting(answers: Iterator[Answer], grid: Grid, first: int, progress: Prog
         yield answer
 
 
-def _names(grid: Grid, how: How) -> list[str]:
+def _names(grid: Grid, options: SweepOptions) -> list[str]:
     settings = [axis.name for axis in grid.structure if axis.name not in ARGUMENTS]
     figures = [axis.name for axis in grid.figures]
-    return [*ARGUMENTS, BATCHING_COLUMN, *settings, *figures, *result_columns(how), PROBLEM]
+    return [*ARGUMENTS, BATCHING_COLUMN, *settings, *figures, *result_columns(options), PROBLEM]

@@ -14,7 +14,7 @@ from ladder_sim.display.document import Notes
 from ladder_sim.display.labels import field_label, field_text
 from ladder_sim.errors import LadderSimError, UnknownNameError, UsageError
 from ladder_sim.prediction import predict
-from ladder_sim.sweeps.evaluate import PROBLEM, How, Rows, result_columns
+from ladder_sim.sweeps.evaluate import PROBLEM, Rows, SweepOptions, result_columns
 from ladder_sim.sweeps.files import csv_of
 from ladder_sim.sweeps.grid import Grid, scenario_at
 from ladder_sim.sweeps.price import PRICE_CAVEAT
@@ -49,7 +49,7 @@ class SweepTable(Answer):
     """Residual wirings, in columns such as "ladder.speedup"."""
     grid: Grid
     """The points that were asked for."""
-    how: How
+    options: SweepOptions
     """What they share, other than the axes."""
 
     def __len__(self) -> int:
@@ -77,11 +77,11 @@ class SweepTable(Answer):
     @property
     def notes(self) -> Notes:
         """What the reader should know about the predictions; it takes some of them."""
-        return sweep_notes(self.grid, self.how)
+        return sweep_notes(self.grid, self.options)
 
     def to_csv(self, path: str | Path | None = None) -> str:
         """Return the lines that ``ladder-sim sweep --csv`` prints, and write them to `path` if given."""
-        text = csv_of(self.columns, result_columns(self.how))
+        text = csv_of(self.columns, result_columns(self.options))
         if path is not None:
             write_file(Path(path), text)
         return text
@@ -91,7 +91,7 @@ class SweepTable(Answer):
         return frame_of(self.columns)
 
 
-def collect(parts: Iterable[Sequence[Rows]], grid: Grid, how: How) -> SweepTable:
+def collect(parts: Iterable[Sequence[Rows]], grid: Grid, options: SweepOptions) -> SweepTable:
     """Return one table from the rows of all chunks, in their order."""
     rows = [block for part in parts for block in part]
     lengths = [len(block) for block in rows]
@@ -102,7 +102,9 @@ def collect(parts: Iterable[Sequence[Rows]], grid: Grid, how: How) -> SweepTable
     columns |= {name: np.concatenate([block[name] for block in varying]) for name in varying[0]}
     columns[PROBLEM] = np.repeat(np.array([block.problem for block in rows], object), lengths)
     units = {axis.name: axis.unit for axis in grid.varied}
-    return SweepTable(columns=columns, varied=tuple(units), units=units, variants=how.variants, grid=grid, how=how)
+    return SweepTable(
+        columns=columns, varied=tuple(units), units=units, variants=options.variants, grid=grid, options=options
+    )
 
 
 def _column(values: list[Any]) -> NDArray[Any]:
@@ -115,13 +117,13 @@ def _column(values: list[Any]) -> NDArray[Any]:
 _FEW = 16
 
 
-def sweep_notes(grid: Grid, how: How) -> Notes:
+def sweep_notes(grid: Grid, options: SweepOptions) -> Notes:
     """Return what the reader of a sweep should know."""
-    about = () if how.usd_per_gpu_hour is None else (PRICE_CAVEAT,)
-    return Notes(confidences=confidences(grid, how), about=about)
+    about = () if options.usd_per_gpu_hour is None else (PRICE_CAVEAT,)
+    return Notes(confidences=confidences(grid, options), about=about)
 
 
-def confidences(grid: Grid, how: How) -> dict[str, Confidence]:
+def confidences(grid: Grid, options: SweepOptions) -> dict[str, Confidence]:
     """Return the confidence at each value of each axis, with the others' last or first values; only what runs."""
     bases = [{each.name: each.values[end] for each in grid.axes} for end in (-1, 0)]
     points = {
@@ -137,7 +139,7 @@ def confidences(grid: Grid, how: How) -> dict[str, Confidence]:
             try:
                 scenario = scenario_at(point)
                 answers[name] = predict(
-                    scenario, grid.variants, profile=how.profile, ignore_memory=how.ignore_memory
+                    scenario, grid.variants, profile=options.profile, ignore_memory=options.ignore_memory
                 ).confidence
                 break
             except LadderSimError:

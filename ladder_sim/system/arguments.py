@@ -8,50 +8,26 @@ from ladder_sim.errors import UsageError
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises its errors instead of ending the process, so that they look as all others do.
+    """Raises its errors instead of ending the process, so that they look as all others do."""
 
-    Parameters
-    ----------
-    gone
-        Commands and options of earlier versions, and what to write instead.
-    **arguments
-        As argparse's.
-    """
-
-    def __init__(self, *, gone: Mapping[str, str] | None = None, **arguments: Any) -> None:
+    def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self._gone = gone or {}
         # of the command that read the options, which `read` names
         self.set_defaults(prog=self.prog)
 
     def error(self, message: str) -> NoReturn:
-        """Raise the error of an option that is missing or wrong.
-
-        Raises
-        ------
-        UsageError
-            Always.
-        """
+        """Raise the error of an option that is missing or wrong."""
         raise UsageError(message, hint=f"`{self.prog} --help` lists the options")
 
     def read(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Return the options of a command line.
-
-        Raises
-        ------
-        UsageError
-            An option is missing, unknown or wrong.
-        """
-        for name in (" ".join(argv[:count]) for count in (1, 2)):
-            if name in self._gone:
-                raise UsageError(f"'{name}' is no command any more", hint=self._gone[name])
+        """Return the options of a command line; raises UsageError if an option is missing, unknown or wrong."""
         options, unknown = self.parse_known_args(argv)
         command = vars(options).pop("prog")
         if unknown:
             name = unknown[0].partition("=")[0]
             raise UsageError(
                 f"{name} is not an option of {command.rpartition(' ')[2]}",
-                hint=self._gone.get(name, f"leave it out; `{command} --help` lists the options"),
+                hint=f"leave it out; `{command} --help` lists the options",
             )
         return options
 

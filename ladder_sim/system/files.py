@@ -97,20 +97,10 @@ def read_bytes(
     unpack: bool = False,
     error: type[LadderSimError] = SpecError,
 ) -> bytes:
-    """Read a file.
+    """Read a file, unpacked to `limit_bytes` at most.
 
-    Parameters
-    ----------
-    path
-        The file.
-    what
-        What it should be, for the hint of an error, e.g. "a config.json".
-    limit_bytes
-        Size that it may have, unpacked.
-    unpack
-        Whether it may be gzipped.
-    error
-        What to raise if it is missing, unreadable, no regular file, damaged or too large.
+    `what` it should be is for the hint of an error, e.g. "a config.json"; with `unpack` it may be gzipped. Raises
+    `error` if it is missing, unreadable, no regular file, damaged or too large.
     """
     name = shown_path(path)
     try:
@@ -281,21 +271,8 @@ def append(path: Path, content: bytes) -> None:
 def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
     """Keep other processes from writing a file, which is created, or a folder.
 
-    The lock ends with the process, however that ends.
-
-    Parameters
-    ----------
-    path
-        File or folder.
-    wait
-        Until another process is done, instead of raising an error.
-
-    Raises
-    ------
-    UsageError
-        Another process writes it.
-    OSError
-        It cannot be opened.
+    The lock ends with the process, however that ends. With `wait` it comes once another process is done. Raises
+    UsageError if another process writes it; OSError if it cannot be opened.
     """
     while True:
         flags = os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT

@@ -37,18 +37,9 @@ def start(
 ) -> "subprocess.Popen[Any]":
     """Start ``python -m MODULE ...``, whose `__main__` calls `end_with_parent`.
 
-    Parameters
-    ----------
-    module
-        Its name, and its arguments.
-    last
-        The signal that it gets when this process ends; SIGKILL for one that has nothing to clean up.
-    env
-        Variables on top of those of this process.
-    prefix
-        Commands that become it, e.g. ``("taskset", "-c", "0")``.
-    **options
-        Of `subprocess.Popen`.
+    It gets the signal `last` when this process ends, SIGKILL if it has nothing to clean up, and the variables `env` on
+    top of those of this process. Commands of the `prefix` become it, e.g. ``("taskset", "-c", "0")``; further options
+    are those of `subprocess.Popen`.
     """
     environment = {**os.environ, **(env or {}), _PARENT: f"{os.getpid()} {int(last)}"}
     command = [*prefix, sys.executable, "-m", *module]

@@ -10,13 +10,7 @@ EVERY_S = 0.2
 
 
 class StatusLine:
-    """A line that is written over and over, and gone at the end.
-
-    Parameters
-    ----------
-    wanted
-        False: this process shows nothing, because another rank does.
-    """
+    """A line that is written over and over, and gone at the end; if not `wanted`, another rank shows one."""
 
     def __init__(self, *, wanted: bool = True) -> None:
         self._on_terminal = wanted and sys.stderr.isatty()
@@ -49,16 +43,9 @@ class StatusLine:
 
 
 class Progress(StatusLine):
-    """Counts what is done, how fast, and how long the rest takes.
+    """Counts what is done, e.g. "points", how fast, and how long the rest takes.
 
-    Parameters
-    ----------
-    total
-        Of the whole run, unless a call says otherwise.
-    what
-        What is counted: "points".
-    wanted
-        As in `StatusLine`.
+    `total` is that of the whole run, unless a call says otherwise.
     """
 
     def __init__(self, total: int, what: str, *, wanted: bool = True) -> None:

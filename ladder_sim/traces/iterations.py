@@ -87,13 +87,9 @@ def _are_parts(graph: TraceGraph, marked: TraceGraph) -> bool:
 def choose_step(graph: TraceGraph, step: str | None) -> TraceGraph:
     """Return the step of this name.
 
-    By default it is the last step with a collective, or the whole trace if it has no steps.
-    Of a predicted run the default is the whole: its prediction is an average over its steps.
-
-    Raises
-    ------
-    UsageError
-        No step has this name, or it has no op.
+    By default it is the last step with a collective, or the whole trace if it has no steps. Of a predicted run the
+    default is the whole: its prediction is an average over its steps. Raises UsageError if no step has this name, or it
+    has no op.
     """
     position = None if step is None and graph.origin is not None else step_position(graph, step)
     chosen = graph if position is None else graph.of_step(position)

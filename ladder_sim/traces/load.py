@@ -39,7 +39,7 @@ _DIGITS = re.compile(r"\d+")
 
 
 def load(paths: Sequence[Path], *, marks: str | None = None) -> TraceGraph:
-    """Read the traces of one run.
+    """Read the traces of one run; raises UsageError if a file cannot be read, or holds nothing to replay.
 
     Parameters
     ----------
@@ -51,11 +51,6 @@ def load(paths: Sequence[Path], *, marks: str | None = None) -> TraceGraph:
     marks
         Pattern of the names of annotations or NVTX ranges that begin a step; by default those of the profiler or of an
         engine.
-
-    Raises
-    ------
-    UsageError
-        A file cannot be read, or holds nothing to replay.
     """
     files = [file for path in paths for file in _traces(path)]
     ranks: dict[int, RankDraft] = {}

@@ -77,13 +77,7 @@ def _document(events: Sequence[Mapping[str, Any]], about: Mapping[str, Any]) -> 
 
 
 def write(runs: dict[str, TraceGraph], path: Path) -> None:
-    """Write a file for Perfetto, gzipped if its name ends in .gz.
-
-    Raises
-    ------
-    UsageError
-        It cannot be written.
-    """
+    """Write a file for Perfetto, gzipped if its name ends in .gz; raises UsageError if it cannot be written."""
     _write(to_json(runs), path)
 
 

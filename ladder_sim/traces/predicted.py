@@ -110,12 +110,7 @@ def predicted_run(
     """Predict the passes of a phase as a trace: one prefill, or those that a further token takes on average.
 
     Arguments are those of `ladder_sim.prediction.predict`. With jitter the trace holds one draw on every rank, else one
-    rank for all.
-
-    Raises
-    ------
-    UsageError
-        The answer has one token, so that no step decodes.
+    rank for all. Raises UsageError if the answer has one token, so that no step decodes.
     """
     costs, _, uneven = simulation_inputs(scenario, profile, ignore_memory=ignore_memory, jitter=jitter, seed=seed)
     passes = predicted_passes(scenario, phase, [scenario.variant], costs, engine=engine)[scenario.variant]

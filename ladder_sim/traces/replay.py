@@ -156,10 +156,7 @@ def from_timeline(
 def replay(graph: TraceGraph) -> Replay:
     """Simulate a trace and compare its steps with the recording; as one step if no step has an op.
 
-    Raises
-    ------
-    UsageError
-        It has no op at all.
+    Raises UsageError if it has no op at all.
     """
     if not graph.ops:
         raise UsageError("the trace holds no op to replay", hint="give the trace of a run, not one without ops")

@@ -27,23 +27,12 @@ STREAM_WAIT_S = 1e-6
 
 
 def rewire(graph: TraceGraph, variant: str, *, stream_wait_s: float = STREAM_WAIT_S) -> TraceGraph:
-    """Return a trace whose forward passes have another wiring.
+    """Return a trace of a standard run whose forward passes have another wiring, one of `REWIRED`.
 
-    Parameters
-    ----------
-    graph
-        A run in the standard wiring.
-    variant
-        One of `REWIRED`. Standard is the recording itself. Parallel drops the attention's all-reduces and keeps all
-        kernels, so it does not gain from wider GEMMs.
-    stream_wait_s
-        Time that a stream takes to wait for another. Used for all-reduces on the compute stream, where the trace does
-        not show it.
-
-    Raises
-    ------
-    UsageError
-        The variant needs kernels that a standard run does not have, or there are no transformer blocks.
+    Standard is the recording itself. Parallel drops the attention's all-reduces and keeps all kernels, so it does not
+    gain from wider GEMMs. A stream waits `stream_wait_s` for another: this is used for all-reduces on the compute
+    stream, where the trace does not show it. Raises UsageError if the variant needs kernels that a standard run does
+    not have, or there are no transformer blocks.
     """
     chosen = parse(variant)
     name = chosen.name

@@ -30,18 +30,10 @@ def predict_variants(
 ) -> dict[str, VariantTime]:
     """Rewire one recorded iteration and simulate it, or what was predicted.
 
-    Parameters
-    ----------
-    step
-        The iteration, or a run with an origin.
-    variants
-        Wirings, as `ladder_sim.traces.rewire.rewire` takes them; of a predicted run all that `predict` takes.
-    stream_wait_s
-        Time that a stream takes to wait for another; None: `STREAM_WAIT_S`, in a predicted run its stack's.
-    contention
-        How ops of other wirings slow each other down; those that overlap in a recording did already.
-    contended
-        Whether ops of a predicted run slow each other, as they did when it was predicted.
+    Wirings are those of `ladder_sim.traces.rewire.rewire`, of a predicted run all that `predict` takes. A stream waits
+    `stream_wait_s` for another; None: `STREAM_WAIT_S`, in a predicted run its stack's. `contention` is how ops of other
+    wirings slow each other down; those that overlap in a recording did already. Ops of a predicted run slow each other,
+    as they did when it was predicted, if they are `contended`.
     """
     names = list(dict.fromkeys(map(canonical, variants)))
     if step.origin is not None:

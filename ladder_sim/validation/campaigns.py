@@ -64,13 +64,7 @@ class Server:
 
 
 def server_of(campaign: str) -> Server:
-    """Return what served the loads of a campaign.
-
-    Raises
-    ------
-    UnknownNameError
-        There is no campaign of that name.
-    """
+    """Return what served the loads of a campaign; raises UnknownNameError if there is no campaign of that name."""
     servers = {each["campaign"]: each for each in _data()["servers"]}
     if campaign not in servers:
         raise UnknownNameError("campaign", campaign, tuple(servers))

@@ -139,12 +139,8 @@ def result_file(name_or_path: str) -> Path:
 def read_dataset(name_or_path: str = DEFAULT_DATASET) -> Dataset:
     """Read a data set that comes with the package, by name, or a CSV file in the same form.
 
-    Raises
-    ------
-    UnknownNameError
-        If there is no such data set.
-    UsageError
-        If the file cannot be read, or a row breaks a rule; the message names the line.
+    Raises UnknownNameError if there is no such data set; UsageError if the file cannot be read, or a row breaks a rule;
+    the message names the line.
 
     Examples
     --------

@@ -74,23 +74,9 @@ def compare_loads(
 ) -> LoadValidation:
     """Simulate measured loads, standard wiring.
 
-    Parameters
-    ----------
-    results
-        As `ladder_sim.serving.requests.results.read_results` returns them.
-    given, overrides
-        Arguments of `Scenario`; where there is none, what the file says counts.
-    name
-        File that the loads are from.
-    profile
-        As in `ladder_sim.predict`.
-    watch
-        Is given the number of loads done so far.
-
-    Raises
-    ------
-    LadderSimError
-        None of them can be predicted; with the reason of the first.
+    `results` are as `read_results` of `ladder_sim.serving.requests.results` returns them, from the file `name`. Where
+    there is no argument of `Scenario`, what the file says counts. `watch` is given the number of loads done so far.
+    Raises LadderSimError if none of them can be predicted; with the reason of the first.
     """
     compared, faults = [], []
     for number, result in enumerate(results, 1):

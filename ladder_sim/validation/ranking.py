@@ -109,17 +109,8 @@ class Ranking(Answer, Sequence[Pick]):
 def rank_plans(comparisons: Sequence[ServingComparison], *, name: str = "") -> Ranking:
     """Pick the plan that is predicted to be the best of each group of servings that differ in it alone.
 
-    Parameters
-    ----------
-    comparisons
-        Servings and their predictions, as `ladder_sim.validation.serving.compare_servings` returns them.
-    name
-        Table that the servings are from.
-
-    Raises
-    ------
-    UsageError
-        No two servings differ in their plan alone.
+    `comparisons` are what `compare_servings` returns for the table `name`. Raises UsageError if no two servings differ
+    in their plan alone.
     """
     groups: dict[Serving, dict[Plan, list[ServingComparison]]] = defaultdict(lambda: defaultdict(list))
     for each in comparisons:

@@ -143,17 +143,8 @@ class RunCheck(Answer):
     def require(self, **bounds: float) -> None:
         """Raise unless every error is within its bound, and every measurement is sharp enough to say so.
 
-        Parameters
-        ----------
-        **bounds
-            Largest error allowed by quantity, one of `QUANTITIES`, as a share.
-
-        Raises
-        ------
-        BoundError
-            An error is beyond its bound, a measurement is undecided, or a wiring did not run.
-        UsageError
-            There is no such quantity.
+        Bounds are the largest errors allowed, by quantity (`QUANTITIES`), as shares. Raises BoundError if an error is
+        beyond its bound, a measurement is undecided, or a wiring did not run; UsageError if there is no such quantity.
         """
         for name in bounds:
             if name not in QUANTITIES:

@@ -304,7 +304,7 @@ def lay_out(
     kinds: tuple[int, ...] = (),
     stages: tuple[int, ...] = (),
 ) -> Wiring:
-    """Lay `variant` out over `layers` decoder layers.
+    """Lay `variant` out over `layers` decoder layers; raises UsageError if the parameter does not fit the model.
 
     Parameters
     ----------
@@ -318,11 +318,6 @@ def lay_out(
         A number for each layer, equal where layers are made of the same blocks; by default all are.
     stages
         Layers of each pipeline stage; by default there is one stage.
-
-    Raises
-    ------
-    UsageError
-        The parameter does not fit the model.
 
     Examples
     --------

@@ -237,13 +237,7 @@ class Variant:
         return "\n".join(lines) + "\n"
 
     def check(self, layers: int) -> None:
-        """Refuse what does not fit a model of so many layers.
-
-        Raises
-        ------
-        UsageError
-            A parameter is too large.
-        """
+        """Refuse what does not fit a model of so many layers; raises UsageError if a parameter is too large."""
         family, parameter = self.family.name, self.family.parameter
         if self.last > layers:
             fitting = Variant(family=self.family, number=self.number, last=layers)
@@ -287,14 +281,8 @@ class OwnWiring(str):
 def parse(variant: str) -> Variant:
     """Return the variant of a name, or of the path of a wiring file, which ends in .toml.
 
-    Raises
-    ------
-    UnknownNameError
-        No such variant.
-    UsageError
-        A parameter is missing, out of range, or not wanted.
-    WiringError
-        The file is wrong.
+    Raises UnknownNameError if there is no such variant; UsageError if a parameter is missing, out of range, or not
+    wanted; WiringError if the file is wrong.
 
     Examples
     --------
@@ -335,10 +323,7 @@ def read_wiring_toml(path: Path, what: str) -> dict[str, Any]:
 def own_wiring(table: Mapping[str, Any], path: str) -> OwnWiring:
     """Return the wiring that a table says, as a variant named `path`.
 
-    Raises
-    ------
-    WiringError
-        A key is unknown, or a value impossible.
+    Raises WiringError if a key is unknown, or a value impossible.
     """
     if table.get("wiring") != FORM:
         raise WiringError(f"{path}: wiring is {table.get('wiring')!r}: must be {FORM}", hint=f"wiring = {FORM}")

@@ -143,21 +143,9 @@ def place(
 ) -> list[Placed]:
     """Return every block of a model with its rule; of tables that set the same key the last counts.
 
-    Parameters
-    ----------
-    tables
-        Those of a file, as `check_tables` takes them.
-    layers
-        Decoder layers of the model.
-    within
-        Layers among which the tables choose; the others are standard. By default all.
-    strict
-        Refuse tables that change nothing.
-
-    Raises
-    ------
-    WiringError
-        A table chooses no layer, has no effect, or contradicts another.
+    Tables are those of a file, as `check_tables` takes them. They choose among the layers `within`, by default all; the
+    others are standard. If `strict`, tables that change nothing are refused. Raises WiringError if a table chooses no
+    layer, has no effect, or contradicts another.
     """
     within = range(layers) if within is None else within
 

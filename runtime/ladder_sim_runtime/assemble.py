@@ -68,10 +68,8 @@ def load(
 ) -> Decoder:
     """Return a decoder with the weights of `source`.
 
-    Raises
-    ------
-    InfeasibleError
-        It does not fit the memory with this batch and context, or runs out of it; the hint is what would.
+    Raises InfeasibleError if it does not fit the memory with this batch and context, or runs out of it; the hint is
+    what would.
     """
     ranks_here = comm.size * comm.exchange.size * comm.pipeline.stages if comm.name == "gloo" else 1
     check_fits(shape, engine, work, comm, free_bytes(device, ranks_here))

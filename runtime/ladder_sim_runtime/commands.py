@@ -34,20 +34,12 @@ from ladder_sim_runtime.config import (
     read_time,
 )
 
-# commands of earlier versions, and what to use instead
-_GONE = dict.fromkeys(
-    ("train", "adapt", "eval"),
-    "examples/train/train.py trains on transformers' Trainer, and first says the loss of held-out text",
-) | dict.fromkeys(
-    ("--raw", "--stop", "--temperature", "--top-k", "--top-p"),
-    "leave it out: each token is the most likely one, of the prompt as it is; an engine serves texts",
-)
 _Config = TypeVar("_Config")
 
 
 def argument_parser() -> Parser:
     """Return the parser of the runtime's commands and their options."""
-    parser = Parser(gone=_GONE, prog="python -m ladder_sim_runtime", description="Real tensor-parallel forward passes.")
+    parser = Parser(prog="python -m ladder_sim_runtime", description="Real tensor-parallel forward passes.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
 
     bench = _add_command(commands, "bench", "Measure residual wirings with random weights, taking turns.")

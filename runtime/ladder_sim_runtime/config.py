@@ -45,10 +45,7 @@ class ModelConfig(Config):
     def from_hf(cls, config: Mapping[str, object], *, source: str = "config.json") -> Self:
         """Translate a parsed config.json, read as for predictions; errors name `source`.
 
-        Raises
-        ------
-        UsageError
-            A field is missing or impossible, or the blocks are not implemented.
+        Raises UsageError if a field is missing or impossible, or the blocks are not implemented.
         """
         return cls._of(read_shape(config, source=source, runs=True), config, source)
 
@@ -56,10 +53,7 @@ class ModelConfig(Config):
     def of(cls, spec: ModelSpec) -> Self:
         """Return the config of a spec, with Llama's numbers, which take as long as any others.
 
-        Raises
-        ------
-        UsageError
-            The model has parts that are not implemented.
+        Raises UsageError if the model has parts that are not implemented.
         """
         return cls._of({field.name: getattr(spec, field.name) for field in fields(Shape)}, {}, spec.name)
 
@@ -120,13 +114,8 @@ class ModelConfig(Config):
     def layers_of(self, stage: int, stages: int) -> range:
         """Return the layers of a pipeline stage.
 
-        What is left over goes to the stages before the last, backwards.
-        As in vLLM: the last one has the LM head as well.
-
-        Raises
-        ------
-        InfeasibleError
-            There are more stages than layers.
+        What is left over goes to the stages before the last, backwards. As in vLLM: the last one has the LM head as
+        well. Raises InfeasibleError if there are more stages than layers.
         """
         if stages > self.layers:
             raise InfeasibleError(

@@ -36,12 +36,8 @@ class Execution:
     def of(cls, model: Decoder, config: ExecutionConfig) -> Self:
         """Return the execution, as far as possible; what `config` sets to "on" must be possible.
 
-        Raises
-        ------
-        MissingDependencyError
-            There is no GPU, or no compiler.
-        UsageError
-            The sizes of this model's kernels change from step to step.
+        Raises MissingDependencyError if there is no GPU, or no compiler; UsageError if the sizes of this model's
+        kernels change from step to step.
         """
         here = kind_of(model.embedding_VD)
         missing: list[str] = []

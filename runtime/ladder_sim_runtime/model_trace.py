@@ -40,17 +40,8 @@ _NOT_SHAPE = ("auto_map", *QUANTIZATION)
 def trace(config: Mapping[str, Any], *, source: str) -> dict[str, Any]:
     """Return the layers of a model as `ladder_sim.hf.listed` reads them.
 
-    Parameters
-    ----------
-    config
-        The parsed ``config.json`` of a decoder, or of a model around one.
-    source
-        The file it comes from; errors name it.
-
-    Raises
-    ------
-    SpecError
-        transformers does not know the type, or the model cannot be built or run.
+    The parsed config is that of a decoder, or of a model around one; errors name its file, `source`. Raises SpecError
+    if transformers does not know the type, or the model cannot be built or run.
     """
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     with _quiet_default_dtype():

@@ -38,25 +38,9 @@ class Runs(dict[str, list[Times]]):
 def bench(scenario: Any, variants: Sequence[str], *, repeats: int = 15, warmups: int = 2, threads: int = 1) -> Runs:
     """Run requests of a scenario on ranks of this machine; wirings take turns.
 
-    Parameters
-    ----------
-    scenario
-        A `ladder_sim.Scenario` of a dense model; its tensor-parallel degree is the number of ranks.
-    variants
-        Wirings, as `predict` names them.
-    repeats, warmups
-        Requests of each wiring that count, and before those.
-    threads
-        CPU threads of each rank.
-
-    Raises
-    ------
-    MissingPackageError
-        torch is not installed.
-    InfeasibleError
-        There are fewer cores than ranks.
-    RankError
-        A rank failed; it has printed why.
+    The scenario is of a dense model; its tensor-parallel degree is the number of ranks, each of which has `threads`. Of
+    each wiring `repeats` requests count, after `warmups`. Raises MissingPackageError if torch is not installed;
+    InfeasibleError if there are fewer cores than ranks; RankError if a rank failed; it has printed why.
     """
     require_ranks(scenario.plan.tp)
     stack = {field.name: getattr(scenario.stack, field.name, None) for field in fields(EngineConfig)}

@@ -39,24 +39,11 @@ def recorded_steps(
 ) -> Iterator[int]:
     """Count through `warmups` and `steps`; the body of each iteration is profiled as one step.
 
-    Writes ``rankN.json.gz`` and an execution trace, ``rankN.execution.json.gz``, into `folder`.
-
-    Parameters
-    ----------
-    folder
-        For the files of all ranks; created if needed.
-    steps
-        Recorded: ``ProfilerStep#W`` and so on, where ``W`` is `warmups`.
-    warmups
-        Steps before them, which are not recorded; 1 or more. The execution trace is of these.
-    observe_steps
-        Take the execution trace of the recorded steps too. It shows which operator reads the result of an asynchronous
-        gloo collective, and makes each operator about 25 us slower.
-
-    Raises
-    ------
-    UsageError
-        `warmups` or `steps` is less than 1, or another process records into the folder.
+    Writes ``rankN.json.gz`` and an execution trace, ``rankN.execution.json.gz``, into `folder`, which is created if
+    needed. Steps are ``ProfilerStep#W`` and so on, where ``W`` is `warmups`, 1 or more: these are not recorded, and the
+    execution trace is of them. With `observe_steps` there is one of the recorded steps too: it shows which operator
+    reads the result of an asynchronous gloo collective, and makes each operator about 25 us slower. Raises UsageError
+    if `warmups` or `steps` is less than 1, or another process records into the folder.
     """
     if warmups < 1 or steps < 1:
         raise UsageError(

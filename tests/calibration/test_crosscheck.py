@@ -222,17 +222,17 @@ def test_it_is_shown_as_a_table_as_json_and_as_a_page(
 ) -> None:
     file, page, saved = tmp_path / "result.json", tmp_path / "page.html", tmp_path / "saved.txt"
     file.write_text(json.dumps(result))
-    assert main(["crosscheck", "--from", str(file), "--html", str(page)]) == 0
+    assert main(["check", "--from", str(file), "--html", str(page)]) == 0
     shown = capsys.readouterr().out
     assert "ladder-1b: 4 layers, hidden 1536, TP 8" in shown
     assert shown.count("ladder ") >= 3
     assert "Error of speedup: " in shown
-    assert main(["crosscheck", "--from", str(file), "--save", str(saved)]) == 0
+    assert main(["check", "--from", str(file), "--save", str(saved)]) == 0
     assert saved.read_text() == shown
-    assert main(["crosscheck", "--from", str(file), "--json"]) == 0
+    assert main(["check", "--from", str(file), "--json"]) == 0
     assert capsys.readouterr().out == json.dumps(result, indent=1) + "\n"
     again = tmp_path / "again.json"
-    assert main(["crosscheck", "--from", str(file), "--save", str(again)]) == 0
+    assert main(["check", "--from", str(file), "--save", str(again)]) == 0
     assert json.loads(again.read_text()) == result
     text = page.read_text()
     assert text.startswith("<!doctype html>")
@@ -246,7 +246,7 @@ def test_the_gate_fails_if_an_error_exceeds_its_bound(result: Any, tmp_path: Pat
         rows = [{**row, "beyond": False} for row in result["rows"]]
         rows[-1]["beyond"] = beyond
         file.write_text(json.dumps({**result, "rows": rows}))
-        assert main(["crosscheck", "--from", str(file), "--gate"]) == code
+        assert main(["check", "--from", str(file), "--gate"]) == code
 
 
 @pytest.mark.parametrize(
@@ -402,7 +402,7 @@ def test_ranks_that_refuse_keep_their_exit_code() -> None:
         sys.executable,
         "-m",
         "ladder_sim_calibration",
-        "crosscheck",
+        "check",
         "--backend=gloo",
         "--variant=ladder",
         "--model=1b",
@@ -510,7 +510,7 @@ def test_a_message_is_counted_in_the_bytes_of_the_machine() -> None:
 def test_what_the_command_line_refuses(
     arguments: tuple[str, ...], part: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["crosscheck", *arguments]) == 2
+    assert main(["check", *arguments]) == 2
     assert part in capsys.readouterr().err
 
 
@@ -520,12 +520,12 @@ def test_an_earlier_result_is_shown_without_torch(
     file = tmp_path / "result.json"
     file.write_text(json.dumps(result))
     code = "import sys; sys.modules['torch'] = None; from ladder_sim_calibration.__main__ import main; sys.exit(main())"
-    command = [sys.executable, "-c", code, "crosscheck", "--from", str(file)]
+    command = [sys.executable, "-c", code, "check", "--from", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=REPO)
     assert done.returncode == 0, done.stderr
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "torch" else find(name, *rest))
-    assert main(["crosscheck", "--model", "1b"]) == 4
+    assert main(["check", "--model", "1b"]) == 4
     assert f"hint: {install_command('runtime')}" in capsys.readouterr().err
 
 

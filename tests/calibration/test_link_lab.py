@@ -28,7 +28,7 @@ def test_the_loop_closes_over_a_real_link_and_leaves_nothing_behind(tmp_path: Pa
             _is_slow(lab)
             lab.run(
                 "ladder_sim_calibration",
-                ["crosscheck", *MODEL, "--variant=standard,ladder,upper-bound", *work],
+                ["check", *MODEL, "--variant=standard,ladder,upper-bound", *work],
                 timeout_s=HANG_S,
             )
     except MissingDependencyError as error:

@@ -26,8 +26,7 @@ from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.des.shared import Demand, Device
 from ladder_sim.errors import ProfileError
-from ladder_sim.graph.ops import COLLECTIVE_KINDS, Op
-from ladder_sim.graph.rank import PassInputs
+from ladder_sim.graph.ops import COLLECTIVE_KINDS, Op, PassInputs
 from ladder_sim.kernels import AttentionShape, ElementwiseShape, GemmShape, Phase, Shape
 from ladder_sim.prediction import predict
 from ladder_sim.specs.scenario import Scenario

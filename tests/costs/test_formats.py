@@ -13,9 +13,8 @@ from ladder_sim.costs.kernels import MEASURED_FALL, KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.des.shared import any_true
-from ladder_sim.graph.ops import Op
+from ladder_sim.graph.ops import Op, PassInputs
 from ladder_sim.graph.pass_kernels import kernels_of
-from ladder_sim.graph.rank import PassInputs
 from ladder_sim.kernels import GemmShape, Gpu, Phase, Sizes
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.simulate.lower import schedule_pass

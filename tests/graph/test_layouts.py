@@ -6,8 +6,8 @@ import pytest
 
 from ladder_sim import Scenario
 from ladder_sim.graph.layout import Layout
+from ladder_sim.graph.ops import PassInputs
 from ladder_sim.graph.pass_kernels import PassKernels, kernels_of
-from ladder_sim.graph.rank import PassInputs
 from ladder_sim.kernels import Phase
 from tests.support.scenarios import VARIANTS
 

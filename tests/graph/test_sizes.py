@@ -11,8 +11,8 @@ from ladder_sim import Scenario, predict
 from ladder_sim.closed_loop.step import simulate_requests
 from ladder_sim.costs.memory import memory_use, total_bytes
 from ladder_sim.errors import UsageError
+from ladder_sim.graph.ops import PassInputs
 from ladder_sim.graph.pass_kernels import PassKernels
-from ladder_sim.graph.rank import PassInputs
 from ladder_sim.graph.techniques.forms import form, rewrites_of
 from ladder_sim.kernels import Phase, Sizes
 from ladder_sim.prediction import resolve_profile

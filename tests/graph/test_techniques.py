@@ -11,7 +11,7 @@ from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.graph.techniques import gemm_overlap, quantized_allreduce, token_split
 from ladder_sim.graph.techniques.forms import REWRITES
 from ladder_sim.kernels import CollectiveShape, Phase
-from ladder_sim.kernels.sizes import TILE_ROWS
+from ladder_sim.kernels.shape import TILE_ROWS
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.simulate.passes import simulate
 from ladder_sim.specs.scenario_warnings import scenario_warnings

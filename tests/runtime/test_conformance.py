@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from ladder_sim.graph.rank import PassInputs
+from ladder_sim.graph.ops import PassInputs
 from ladder_sim.kernels import Phase
 from ladder_sim.specs import catalog
 from ladder_sim.specs.model import ModelSpec

@@ -13,8 +13,8 @@ from ladder_sim.des.engine import run
 from ladder_sim.des.program import Program, Stream, Task
 from ladder_sim.des.scan import evaluation_order, scan
 from ladder_sim.des.timeline import Timeline
+from ladder_sim.graph.ops import PassInputs
 from ladder_sim.graph.pass_kernels import PassKernels
-from ladder_sim.graph.rank import PassInputs
 from ladder_sim.graph.techniques.forms import form, rewrites_of
 from ladder_sim.kernels import CollectiveShape, Phase, Sizes
 from ladder_sim.prediction import resolve_profile

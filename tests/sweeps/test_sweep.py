@@ -14,7 +14,7 @@ from ladder_sim.sweeps import evaluate as evaluation
 from ladder_sim.sweeps import grid as grids
 from ladder_sim.sweeps.executors import Processes, serial
 from ladder_sim.sweeps.grid import Grid
-from ladder_sim.sweeps.run import how_of, run, sweep
+from ladder_sim.sweeps.run import options_of, run, sweep
 from ladder_sim.sweeps.table import SweepTable
 from tests.support.predict_one import predict_one
 from tests.support.scenarios import VARIANTS
@@ -208,7 +208,7 @@ def test_chunks_change_nothing(points: int, blocks: int, monkeypatch: pytest.Mon
     monkeypatch.setattr(grids, "CHUNK_BLOCKS", blocks)
     grid = Grid(axes, ["ladder"])
     assert sum(map(grid.points, range(grid.chunks))) == grid.size == 72
-    cut = run(grid, how_of(grid, None, ignore_memory=False), serial)
+    cut = run(grid, options_of(grid, None, ignore_memory=False), serial)
     for name, values in whole.columns.items():
         # configurations computed together are rounded together
         assert np.array_equal(values, cut[name]) if values.dtype.kind != "f" else cut[name] == pytest.approx(values)
@@ -217,7 +217,7 @@ def test_chunks_change_nothing(points: int, blocks: int, monkeypatch: pytest.Mon
 def test_processes_give_what_one_gives() -> None:
     axes = {"model": "8b", "batch": "1:70:+1", "intra.allreduce_floor": "1,2us"}
     grid = Grid(axes, ["ladder"])
-    how = how_of(grid, None, ignore_memory=False)
+    how = options_of(grid, None, ignore_memory=False)
     counted: list[int] = []
     assert _same(run(grid, how, serial), run(grid, how, Processes(2), counted.append))
     assert counted[-1] == grid.size == 140

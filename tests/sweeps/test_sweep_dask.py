@@ -18,7 +18,7 @@ from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.sweeps import executors
 from ladder_sim.sweeps.executors import Dask, serial
 from ladder_sim.sweeps.grid import Grid
-from ladder_sim.sweeps.run import how_of, run_to_file
+from ladder_sim.sweeps.run import options_of, run_to_file
 from tests.conftest import REPO
 from tests.support.commands import run
 from tests.support.waiting import HANG_S, until
@@ -99,7 +99,7 @@ def _wait_for_workers(address: str, count: int) -> None:
 def test_a_lost_worker_changes_nothing(cluster: Cluster, tmp_path: Path) -> None:
     """One of two workers is killed while it computes: every point is there once, in order, with the same figures."""
     grid = Grid(AXES, ["ladder"])
-    how = how_of(grid, None, ignore_memory=False)
+    how = options_of(grid, None, ignore_memory=False)
     executor = Dask(cluster.address)
     _wait_for_workers(cluster.address, 2)
     killed: list[int] = []

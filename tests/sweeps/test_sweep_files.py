@@ -22,7 +22,7 @@ from ladder_sim.specs import catalog
 from ladder_sim.sweeps.executors import serial
 from ladder_sim.sweeps.files import PartFile
 from ladder_sim.sweeps.grid import Grid, scenario_at
-from ladder_sim.sweeps.run import how_of, run, run_to_file
+from ladder_sim.sweeps.run import options_of, run, run_to_file
 from tests.conftest import REPO
 from tests.support.waiting import HANG_S, until
 
@@ -34,7 +34,7 @@ SLOW = {"model": "8b", "model.layers": "1:128:+1"}
 
 def _written(axes: Mapping[str, Any], path: Path, *, resume: bool = False) -> bytes:
     grid = Grid(axes, ["ladder"])
-    run_to_file(grid, how_of(grid, None, ignore_memory=False), serial, path, resume=resume)
+    run_to_file(grid, options_of(grid, None, ignore_memory=False), serial, path, resume=resume)
     return path.read_bytes()
 
 
@@ -43,7 +43,7 @@ def test_all_formats_hold_the_table(tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
     grid = Grid(AXES, ["ladder"])
-    table = run(grid, how_of(grid, None, ignore_memory=False), serial)
+    table = run(grid, options_of(grid, None, ignore_memory=False), serial)
     for form in ("csv", "jsonl", "parquet"):
         _written(AXES, tmp_path / f"sweep.{form}")
     with (tmp_path / "sweep.csv").open(encoding="utf-8") as file:
@@ -119,9 +119,9 @@ from pathlib import Path
 from ladder_sim.prediction import predict
 from ladder_sim.sweeps.executors import serial
 from ladder_sim.sweeps.grid import Grid, scenario_at
-from ladder_sim.sweeps.run import how_of, run_to_file
+from ladder_sim.sweeps.run import options_of, run_to_file
 grid = Grid({SLOW!r}, ["ladder"])
-run_to_file(grid, how_of(grid, None, ignore_memory=False), serial, Path({str(path)!r}),
+run_to_file(grid, options_of(grid, None, ignore_memory=False), serial, Path({str(path)!r}),
     progress=lambda points: points > 64 and os.kill(os.getpid(), signal.SIGKILL))
 """
     killed = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(REPO)}, check=False)
@@ -204,7 +204,7 @@ def test_a_rest_of_another_sweep_is_not_taken(tmp_path: Path) -> None:
     def begin(variants: str = "ladder", profile: str | None = None, **changed: str) -> None:
         """Write all, as one does who goes on, but for the last step."""
         grid = Grid({**axes, **changed}, variants)
-        run_to_file(grid, how_of(grid, profile, ignore_memory=False), serial, path, resume=True, progress=stop)
+        run_to_file(grid, options_of(grid, profile, ignore_memory=False), serial, path, resume=True, progress=stop)
 
     def stop(_done: int) -> None:
         raise KeyboardInterrupt

@@ -13,7 +13,7 @@ from ladder_sim.errors import LadderSimError, UnknownNameError
 from ladder_sim.sweeps import run as running
 from ladder_sim.sweeps.executors import serial
 from ladder_sim.sweeps.grid import Grid
-from ladder_sim.sweeps.run import how_of, sweep
+from ladder_sim.sweeps.run import options_of, sweep
 from tests.support.commands import run
 from tests.support.scenarios import VARIANTS
 
@@ -66,7 +66,7 @@ def test_intervals_of_any_row_are_those_of_its_prediction(names: list[str], data
 def test_intervals_of_speedups_over_another_variant_hold_its_own() -> None:
     """Over standard they are those of every sweep; over itself a variant gains nothing for certain."""
     grid = Grid({"model": "70b", "batch": [1, 64], "intra.bandwidth": "100,450GB/s"}, ["ladder", "parallel"])
-    how = how_of(grid, None, ignore_memory=False)
+    how = options_of(grid, None, ignore_memory=False)
     over = {name: running.run(grid, replace(how, over=name), serial) for name in ("standard", "parallel")}
     assert np.array_equal(
         over["standard"]["ladder.speedup_low"],

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from ladder_sim import Scenario
 from ladder_sim.graph.layout import Layout
-from ladder_sim.graph.ops import ResidualOp
+from ladder_sim.graph.ops import PassInputs, ResidualOp
 from ladder_sim.graph.pass_kernels import PassKernels
-from ladder_sim.graph.rank import PassInputs
 from ladder_sim.wirings.layout import Wiring
 from tests.support.strategies import laid_out
 from tests.support.wirings import SWITCHES, equation, files, lanes_of, rules_of, value, weight_of

@@ -20,7 +20,7 @@ from ladder_sim.costs.lookup import RatioTable
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.graph.block import BlockKernels
 from ladder_sim.graph.layers import add
-from ladder_sim.graph.rank import PassInputs, RankPass
+from ladder_sim.graph.ops import PassInputs, RankPass
 from ladder_sim.hf.attention import Index, Mla
 from ladder_sim.hf.mixer import Attend, Linear, Mixer
 from ladder_sim.hf.quantization import KvDType

@@ -29,7 +29,6 @@ def add_to(commands: Any) -> None:
     """Add `check` to the command line."""
     check = commands.add_parser(
         "check",
-        aliases=["crosscheck"],
         prog="ladder-sim calibrate check",
         help="predict from measurements of this machine, and run the same on it",
         description="Measure this machine, predict every wiring from it, run them all, and compare. "

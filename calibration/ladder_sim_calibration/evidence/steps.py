@@ -66,23 +66,11 @@ MESSAGES = tuple(1024.0 * 4**power for power in range(11))
 
 
 class Evidence:
-    """A folder, and the stages that fill it.
+    """A folder, whose earlier results stay, and the stages that fill it.
 
-    Parameters
-    ----------
-    folder
-        What earlier calls left in it stays.
-    options
-        Of the command.
-    ranks
-        With real links between them; 1: one rank stands for `--tp` of them.
-    machine
-        Its fingerprint (`ladder_sim_runtime.environment.environment`).
-
-    Raises
-    ------
-    LadderSimError
-        An option is wrong, or the folder holds results of other options: nothing has been measured or changed then.
+    Real links join the ranks; with one rank, that stands for `--tp` of them. `machine` is its fingerprint
+    (`ladder_sim_runtime.environment.environment`). Raises LadderSimError if an option is wrong, or the folder holds
+    results of other options: nothing has been measured or changed then.
     """
 
     def __init__(self, folder: Path, options: argparse.Namespace, ranks: int, machine: Mapping[str, Any]) -> None:

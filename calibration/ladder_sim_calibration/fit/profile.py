@@ -25,9 +25,9 @@ from ladder_sim_calibration.fit.samples import (
     SUSTAINED,
     TABLES,
     MeasuredOp,
-    Points,
     Sample,
     SampleStore,
+    SizedTimes,
     medians,
 )
 from ladder_sim_calibration.fit.tables import curve_of, table_of
@@ -43,7 +43,7 @@ START = (3e-6, 1e12)
 FIRST_NOISE, MIN_NOISE = 0.05, 1e-6
 
 
-def overheads(medians: Mapping[MeasuredOp, Points], samples: Sequence[Sample], reference: Gpu) -> dict[str, float]:
+def overheads(medians: Mapping[MeasuredOp, SizedTimes], samples: Sequence[Sample], reference: Gpu) -> dict[str, float]:
     """Return the figures that were measured, by name.
 
     Those of a stack's specs, the share of its peak that the GPU keeps up, the jitter, the lag of the slowest rank, and
@@ -89,7 +89,7 @@ class Sustained(NamedTuple):
     """Clock of the GPU at the end, MHz; None if it is not known."""
 
 
-def sustained(medians: Mapping[MeasuredOp, Points], samples: Sequence[Sample]) -> Iterator[Sustained]:
+def sustained(medians: Mapping[MeasuredOp, SizedTimes], samples: Sequence[Sample]) -> Iterator[Sustained]:
     """Yield the GEMMs that were measured both ways."""
     points = {op.op: at for op, at in medians.items()}
     clocks = {sample.key: sample.clock_MHz for sample in samples if sample.op == SUSTAINED}
@@ -113,7 +113,7 @@ def rank_factors(samples: Sequence[Sample]) -> Floats:
     return factors
 
 
-def floor_s(points: Points) -> float:
+def floor_s(points: SizedTimes) -> float:
     """Time of an elementwise kernel that moves next to nothing.
 
     Fits a floor plus time in proportion to the bytes, by robust least squares on the logarithm of time.
@@ -223,7 +223,7 @@ def make_profile(store: SampleStore, *, name: str, cluster: str, created: str) -
 
 
 def _tables(
-    points: Mapping[MeasuredOp, Points], reference: Gpu, errors: Mapping[MeasuredOp, ErrorStats]
+    points: Mapping[MeasuredOp, SizedTimes], reference: Gpu, errors: Mapping[MeasuredOp, ErrorStats]
 ) -> dict[Kind, dict[Any, RatioTable]]:
     """Return the tables of ratios by kind of op, and by data type or layer of experts within a kind."""
     tables: dict[Kind, dict[Any, RatioTable]] = defaultdict(dict)
@@ -241,7 +241,7 @@ def _attention(phase: str, tables: Mapping[Kind, dict[str, RatioTable]]) -> dict
 
 
 def _curves(
-    points: Mapping[MeasuredOp, Points], errors: Mapping[MeasuredOp, ErrorStats]
+    points: Mapping[MeasuredOp, SizedTimes], errors: Mapping[MeasuredOp, ErrorStats]
 ) -> dict[str, dict[str, dict[int, Curve]]]:
     """Return the curves of collectives inside one node; a profile holds no others."""
     curves: dict[str, dict[str, dict[int, Curve]]] = {}
@@ -257,7 +257,7 @@ def _left_out(op: MeasuredOp, errors: Mapping[MeasuredOp, ErrorStats]) -> dict[s
     return {"held out": errors[op]} if op in errors else {}
 
 
-def judge(medians: Mapping[MeasuredOp, Points], reference: Gpu) -> dict[MeasuredOp, ErrorStats | None]:
+def judge(medians: Mapping[MeasuredOp, SizedTimes], reference: Gpu) -> dict[MeasuredOp, ErrorStats | None]:
     """Return the errors of every op that becomes a table or a curve; every call draws the same points.
 
     None for an op with fewer points than trials.
@@ -269,7 +269,7 @@ def judge(medians: Mapping[MeasuredOp, Points], reference: Gpu) -> dict[Measured
     }
 
 
-def _errors(op: MeasuredOp, points: Points, reference: Gpu) -> ErrorStats:
+def _errors(op: MeasuredOp, points: SizedTimes, reference: Gpu) -> ErrorStats:
     """Return the errors at all points but the ends of a curve, which lie between no others."""
     every = sorted(points)
     drawn = np.random.default_rng(0).permutation(every if len(op.axes) > 1 else every[1:-1]).tolist()
@@ -283,7 +283,7 @@ def _errors(op: MeasuredOp, points: Points, reference: Gpu) -> ErrorStats:
     return ErrorStats.of(looked_up, measured)
 
 
-def _look_up(op: MeasuredOp, points: Points, reference: Gpu, columns: Mapping[str, Floats]) -> Floats:
+def _look_up(op: MeasuredOp, points: SizedTimes, reference: Gpu, columns: Mapping[str, Floats]) -> Floats:
     """Return the times, seconds, that a prediction would take from the points at `columns`."""
     if op.table:
         kind, of = op.table

@@ -82,7 +82,7 @@ COORDINATES: Mapping[str, tuple[str, ...]] = {
 }
 
 # coordinates -> median seconds
-Points = dict[tuple[float, ...], float]
+SizedTimes = dict[tuple[float, ...], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,21 +118,10 @@ class Sample:
 
 
 class SampleStore:
-    """A samples file, open for reading and appending.
+    """A samples file, open for reading and appending; created if it is missing, read only without an `environment`.
 
-    Parameters
-    ----------
-    path
-        The file; created if it is missing.
-    environment
-        The machine that measures; None to read only.
-    conditions
-        What else the header says when it is begun: samples of other conditions may follow.
-
-    Raises
-    ------
-    ProfileError
-        The file is of another machine or schema, or holds a malformed line.
+    `conditions` are what else the header says when it is begun: samples of other conditions may follow. Raises
+    ProfileError if the file is of another machine or schema, or holds a malformed line.
     """
 
     def __init__(
@@ -299,7 +288,7 @@ def layer_label(layer: Experts) -> str:
     return f"{layer.experts} of {layer.hidden} x {layer.width}, top {layer.top_k}"
 
 
-def medians(samples: Sequence[Sample]) -> dict[MeasuredOp, Points]:
+def medians(samples: Sequence[Sample]) -> dict[MeasuredOp, SizedTimes]:
     """Return the median of each point's samples, without ops that ran out of memory or overlapped others.
 
     Bursts count only where a point has nothing else.

@@ -8,10 +8,10 @@ from ladder_sim.costs.lookup import Curve, RatioTable
 from ladder_sim.costs.profile import MOE_KINDS, CalibrationProfile
 from ladder_sim.costs.table_parts import ideal_time_s
 from ladder_sim.kernels import TABLE_KINDS, Experts, Gpu, Kind, TableOf
-from ladder_sim_calibration.fit.samples import Points, layer_label
+from ladder_sim_calibration.fit.samples import SizedTimes, layer_label
 
 
-def table_of(kind: Kind, of: TableOf, points: Points, reference: Gpu) -> RatioTable:
+def table_of(kind: Kind, of: TableOf, points: SizedTimes, reference: Gpu) -> RatioTable:
     """Return the table of measured points as ratios to the roofline, NaN where nothing was measured."""
     axes = [np.unique(column) for column in zip(*points, strict=True)]
     seconds = np.full([len(axis) for axis in axes], np.nan)
@@ -37,7 +37,7 @@ def curves_in(collectives: Mapping[str, Mapping[str, Mapping[int, Curve]]]) -> I
                 yield f"{op} {algorithm}", ranks, curve
 
 
-def curve_of(points: Points) -> Curve:
+def curve_of(points: SizedTimes) -> Curve:
     """Return the curve of times, seconds, by message size, bytes."""
     sizes, seconds = np.array(sorted((size, measured_s) for (size,), measured_s in points.items())).T
     return Curve(size_bytes=sizes, seconds=seconds)

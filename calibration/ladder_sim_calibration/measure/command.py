@@ -73,10 +73,7 @@ def require_torch() -> None:
 def undivided(models: Sequence[ModelSpec], degrees: Sequence[int]) -> list[str]:
     """Say why degrees do not divide models, a line for each such pair.
 
-    Raises
-    ------
-    UsageError
-        No degree divides any of the models, or a degree is below 1.
+    Raises UsageError if no degree divides any of the models, or a degree is below 1.
     """
     if min(degrees) < 1:
         raise UsageError(f"--tp {min(degrees)}: must be 1 or more", hint="for example --tp 8")

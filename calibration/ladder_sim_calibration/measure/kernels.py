@@ -35,12 +35,9 @@ Run = Callable[[], object]
 
 
 class WeightPool:
-    """Memory in which weights and caches take turns, so that each is read from device memory and not from a cache.
+    """Memory of `device` in which weights and caches take turns, so that each is read from it and not from a cache.
 
-    Parameters
-    ----------
-    device
-        Where the memory is; it is allocated at first use.
+    It is allocated at first use.
     """
 
     def __init__(self, device: torch.device) -> None:

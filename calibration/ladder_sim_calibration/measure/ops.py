@@ -42,15 +42,13 @@ class _OfRank(NamedTuple):
 def measure(op: Sample, repeats: int, ranks: Ranks) -> list[Sample]:
     """Measure an op, and the op that overlaps it if there is one.
 
+    Raises RuntimeError if it failed while ranks were waiting for each other, or the GPU computes nothing more in this
+    process.
+
     Returns
     -------
     list of Sample
         The op with its median time; without a time, but with the cause, if it fails on some rank.
-
-    Raises
-    ------
-    RuntimeError
-        It failed while ranks were waiting for each other, or the GPU computes nothing more in this process.
     """
     repeat, cause = None, "it failed on another rank"
     try:

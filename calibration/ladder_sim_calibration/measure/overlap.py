@@ -95,14 +95,9 @@ MARGIN, GROWTH = 2.0, 4.0
 
 
 class OverlapMeasurement:
-    """A kernel and an all-reduce, ready to run at the same time.
+    """A kernel and an all-reduce of each group, ready to run at the same time.
 
-    Parameters
-    ----------
-    op
-        Its point holds the kernel's coordinates, and bytes, ranks and nodes of the message.
-    ranks
-        All of them; each group sends its own message.
+    The op's point holds the kernel's coordinates, and bytes, ranks and nodes of the message.
     """
 
     def __init__(self, op: Sample, ranks: Ranks) -> None:

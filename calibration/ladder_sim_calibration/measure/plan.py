@@ -27,14 +27,9 @@ OVERLAP_RUNS = 6
 
 
 class Plan:
-    """What is known of every op so far, and which op comes next.
+    """What is known of every op so far, from earlier `samples` on, and which op comes next.
 
-    Parameters
-    ----------
-    ops
-        What can be measured, in the order of the first round, each kind from small to large.
-    samples
-        Earlier samples.
+    In the first round `ops` come in their order, each kind from small to large.
     """
 
     def __init__(self, ops: Iterable[Sample], samples: Iterable[Sample]) -> None:

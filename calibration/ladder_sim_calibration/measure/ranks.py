@@ -22,14 +22,8 @@ _T = TypeVar("_T")
 class Ranks:
     """One process per GPU, or several on a CPU, as torchrun starts them; a single process without torchrun.
 
-    Raises
-    ------
-    UsageError
-        A variable makes a GPU run one thing after the other, or the port at which ranks meet is in use.
-    MissingDependencyError
-        There are GPUs, but not one for each rank.
-    RankError
-        Another rank did not come.
+    Raises UsageError if a variable makes a GPU run one thing after the other, or the port at which ranks meet is in
+    use; MissingDependencyError if there are GPUs, but not one for each rank; RankError if another rank did not come.
     """
 
     def __init__(self) -> None:

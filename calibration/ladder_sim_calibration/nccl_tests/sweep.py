@@ -110,22 +110,11 @@ class _Content(NamedTuple):
 
 
 def read_sweep(path: Path, placement: Placement = "in", *, force: bool = False) -> Sweep:
-    """Read a log of nccl-tests, its JSON output, or a CSV file with the columns bytes and time_us.
+    """Read a log of nccl-tests, its JSON output, or a file .csv with the columns bytes and time_us.
 
-    Parameters
-    ----------
-    path
-        The file; a CSV file must end in .csv.
-    placement
-        Which columns of a log: in place, as inference engines reduce, or out of place.
-    force
-        Whether to read the sizes with right results of a log whose check failed.
-
-    Raises
-    ------
-    UsageError
-        If it holds no rows, an impossible time, several operations, sizes that do not increase, or its check failed;
-        names the line.
+    `placement` says which columns of a log: in place, as inference engines reduce, or out of place; `force` reads the
+    sizes with right results of a log whose check failed. Raises UsageError if it holds no rows, an impossible time,
+    several operations, sizes that do not increase, or its check failed; names the line.
     """
     name = shown_path(path)
     lines = read_text(path, what="a log of nccl-tests").splitlines()
@@ -233,10 +222,7 @@ def _json_row(where: str, number: int, key: str, entry: Mapping[str, Any], place
 def collective_of(sweep: Sweep, ranks: int) -> str:
     """Return the collective of a sweep, checked against the file's header and the ratio of its bandwidths.
 
-    Raises
-    ------
-    UsageError
-        If the ranks or the operation contradict the file, or costs do not know the operation.
+    Raises UsageError if the ranks or the operation contradict the file, or costs do not know the operation.
     """
     if sweep.op and sweep.op not in COLLECTIVES:
         raise UsageError(

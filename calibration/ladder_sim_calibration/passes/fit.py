@@ -19,7 +19,7 @@ from ladder_sim.kernels import GemmShape, Gpu, Phase
 from ladder_sim.simulate.request import simulate_request
 from ladder_sim.specs.cluster import THIS_MACHINE, this_machine
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim_calibration.fit.samples import Points
+from ladder_sim_calibration.fit.samples import SizedTimes
 from ladder_sim_calibration.fit.tables import table_of
 from ladder_sim_calibration.passes.observations import (
     ELEMENT_BYTES,
@@ -132,7 +132,7 @@ def _kernels(observed: Observations) -> dict[OpKey, float]:
     return known
 
 
-def _gemms(kernels: Mapping[OpKey, float]) -> Points:
+def _gemms(kernels: Mapping[OpKey, float]) -> SizedTimes:
     """Return the whole GEMMs by m, n and k, between which GEMMs of other wirings are interpolated."""
     return {
         (float(shape.m), float(shape.n), float(shape.k)): seconds

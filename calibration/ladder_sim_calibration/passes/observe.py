@@ -109,12 +109,7 @@ class Testbed:
     def overlap(self, phase: Phase, size_bytes: float, message_s: float) -> OverlapTime:
         """Time all-reduces and a pass without communication at the same time, on the slowest rank.
 
-        Parameters
-        ----------
-        phase
-            Of the pass.
-        size_bytes, message_s
-            An all-reduce, and how long it takes alone.
+        The pass is of a `phase`; an all-reduce of `size_bytes` takes `message_s` alone.
         """
         phase_s = self.compute_only()[PHASES.index(phase)]
         scenario = scenario_of(self.scenario, "upper-bound")
@@ -203,10 +198,7 @@ class Experiment:
 def observe(experiment: Experiment) -> Observations | None:
     """Run passes on ranks of this machine, and time them; None on all ranks but the first, where torchrun began them.
 
-    Raises
-    ------
-    MissingPackageError, InfeasibleError, RankError
-        As `ladder_sim_runtime.runs.bench`.
+    Raises MissingPackageError, InfeasibleError, RankError as `ladder_sim_runtime.runs.bench`.
     """
     tp, links = experiment.scenario.plan.tp, experiment.links
     if links.backend == "emulate":
@@ -368,6 +360,9 @@ def measure(
 ) -> CalibrationProfile:
     """Time passes of a scenario on ranks of this machine, over gloo, and fit a profile to them.
 
+    Raises MissingPackageError if torch is not installed; InfeasibleError if there are fewer cores than ranks; RankError
+    if a rank failed; it has printed why.
+
     Parameters
     ----------
     scenario
@@ -383,15 +378,6 @@ def measure(
     -------
     CalibrationProfile
         For the cluster "this-machine"; `ladder_sim.costs.profile_file.save_profile` writes it.
-
-    Raises
-    ------
-    MissingPackageError
-        torch is not installed.
-    InfeasibleError
-        There are fewer cores than ranks.
-    RankError
-        A rank failed; it has printed why.
     """
     if scenario.plan.tp < 2:
         raise UsageError("tp is 1: a single rank sends no messages", hint="measure tp 2 or more")

@@ -32,14 +32,7 @@ def message(size_bytes: float) -> torch.Tensor:
 def time_collective(comm: Communicator, kind: str, size_bytes: float) -> float:
     """Return the seconds of a collective while nothing else runs, on the slowest rank.
 
-    Parameters
-    ----------
-    comm
-        The ranks.
-    kind
-        "all_reduce", "all_gather", "reduce_scatter" or "broadcast".
-    size_bytes
-        Message; for an all-gather its result.
+    Its kind is "all_reduce", "all_gather", "reduce_scatter" or "broadcast"; the size of an all-gather is its result's.
     """
     x = message(size_bytes / (comm.size if kind == "all_gather" else 1))
     comm.barrier()
@@ -61,17 +54,8 @@ def time_collective(comm: Communicator, kind: str, size_bytes: float) -> float:
 def time_kernels(run: Callable[[], None], expected: Sequence[Op]) -> list[tuple[OpKey, float]]:
     """Return the seconds from each kernel of one pass to the next one's start; their sum is the whole pass.
 
-    Parameters
-    ----------
-    run
-        Runs the pass, without communication.
-    expected
-        The simulator's ops of the pass.
-
-    Raises
-    ------
-    ValueError
-        The pass runs other kernels than these.
+    `run` runs the pass, without communication; `expected` are the simulator's ops of it. Raises ValueError if the pass
+    runs other kernels than these.
     """
     kinds: list[str] = []
     starts_s: list[float] = []
@@ -111,18 +95,8 @@ def time_overlap(
 ) -> OverlapTime:
     """Time a pass that computes only, and messages sent during it for which it does not wait.
 
-    Parameters
-    ----------
-    run
-        Runs the pass.
-    alone_s
-        Its time without messages.
-    comm
-        The ranks.
-    x
-        What is sent.
-    due
-        Numbers of the kernels before which a message is issued, far enough apart for it to end in time.
+    `run` runs the pass, which takes `alone_s` without messages of `x`. Each is issued before one of the kernels whose
+    numbers are `due`, far enough apart for it to end in time.
     """
     sender = _Sender(comm, x, due)
     comm.barrier()

@@ -50,36 +50,13 @@ def fit_stack(
     workers: int | None = None,
     created: str,
 ) -> FitResult:
-    """Fit `base` to end-to-end runs.
+    """Fit `base`, measured tables of a cluster's GPU, to end-to-end runs of one stack there, as profile `name`.
 
-    Parameters
-    ----------
-    runs
-        Of one stack on one cluster.
-    base
-        Measured tables of that cluster's GPU.
-    name
-        Of the new profile.
-    dataset, protocol
-        Where the runs come from, and the rule by which they were chosen; stored in the profile.
-    compared
-        All runs of the data set, by default those of the fit: the profile says what they had, and those that the fit
-        has not seen say how wide intervals must be outside of it.
-    starts
-        Starting points of the solver.
-    draws
-        Bootstrap replicates.
-    seed
-        Of starting points and replicates.
-    workers
-        Processes; by default one per CPU.
-    created
-        ISO date.
-
-    Raises
-    ------
-    UsageError
-        The runs are too few or too mixed, or the base is of another GPU.
+    The profile stores the data set and the protocol, the rule by which its runs were chosen. `compared` are all runs of
+    the data set, by default those of the fit: the profile says what they had, and those that the fit has not seen say
+    how wide intervals must be outside of it. The solver has `starts` starting points, the bootstrap `draws` replicates,
+    both drawn from `seed`; by default there is a worker per CPU. Raises UsageError if the runs are too few or too
+    mixed, or the base is of another GPU.
     """
     if len(runs) < 2:
         raise UsageError(

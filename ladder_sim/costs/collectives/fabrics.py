@@ -56,17 +56,13 @@ class FabricCurve:
 def fabric_curve(fabric: str) -> FabricCurve | None:
     """Return the sweep over `fabric`; None if none is shipped.
 
+    Raises SpecError if a path leads to no readable file, or the file breaks a rule; names the file and the entry;
+    UnknownNameError if the file names a cluster that the catalog does not hold.
+
     Parameters
     ----------
     fabric
         Name of a fabric, or path of a ``.toml`` file.
-
-    Raises
-    ------
-    SpecError
-        If a path leads to no readable file, or the file breaks a rule; names the file and the entry.
-    UnknownNameError
-        If the file names a cluster that the catalog does not hold.
 
     Examples
     --------

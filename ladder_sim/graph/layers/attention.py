@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ladder_sim.graph.block import NORM, BlockKernels
-from ladder_sim.graph.rank import RankPass
+from ladder_sim.graph.ops import RankPass
 from ladder_sim.hf.attention import Gqa, Index, Mla, rank_heads
 from ladder_sim.kernels import STATE_BYTES, AttentionShape, BmmShape, CollectiveShape, InContext, MlaShape, SparseShape
 from ladder_sim.specs.workload import Format

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ladder_sim.graph.layout import Layout
-from ladder_sim.graph.rank import PassInputs
+from ladder_sim.graph.ops import PassInputs
 from ladder_sim.graph.techniques import (
     fused_norm,
     gemm_overlap,
@@ -50,7 +50,7 @@ REWRITES: Mapping[str, Rewrite] = {
     # what an engine fuses by itself
     "own-fused-norm": Rewrite(
         lambda inputs, *size: inputs.fuses_norm(_reduced(inputs, *size)),
-        lambda layout, _: fused_norm.rewrite(layout, at_once=True),
+        lambda layout, _: fused_norm.rewrite(layout, adjacent=True),
     ),
     "fused-norm": Rewrite(_always, lambda layout, _: fused_norm.rewrite(layout)),
     "weight-prefetch": Rewrite(weight_prefetch.applies, lambda layout, _: weight_prefetch.rewrite(layout)),

@@ -18,14 +18,14 @@ from ladder_sim.graph.techniques.rewriting import Step, layout_of, readers_of, s
 _REDUCE, _ADD, _NORM, _ADD_NORM = (ResidualOp(op) for op in ("all_reduce", "add", "norm", "add_norm"))
 
 
-def rewrite(layout: Layout, *, at_once: bool = False) -> Layout:
+def rewrite(layout: Layout, *, adjacent: bool = False) -> Layout:
     """Fuse every all-reduce whose only reader adds it and is normalised.
 
-    With `at_once` only those that the very next kernel adds and normalises: what engines fuse by themselves.
+    With `adjacent` only those that the very next kernel adds and normalises: what engines fuse by themselves.
     """
     steps = steps_of(layout)
     readers = readers_of(steps)
-    if not layout.wiring.reduces and not at_once:
+    if not layout.wiring.reduces and not adjacent:
         return _without_norms(layout, steps, readers)
     # the key of the fused op in place of each that it replaces
     fused: dict[int, int] = {}
@@ -35,7 +35,7 @@ def rewrite(layout: Layout, *, at_once: bool = False) -> Layout:
             continue
         (add,) = readers[at]
         norm = _norm_of(steps, readers, add)
-        if norm is None or (at_once and norm != at + 1):
+        if norm is None or (adjacent and norm != at + 1):
             continue
         (residual,) = (fused.get(needed, needed) for needed in steps[add].after if needed != at)
         place = at

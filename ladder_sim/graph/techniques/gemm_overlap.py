@@ -15,8 +15,7 @@ vLLM calls.
 from typing import Any
 
 from ladder_sim.graph.layout import Layout
-from ladder_sim.graph.ops import InChunks, ResidualOp
-from ladder_sim.graph.rank import PassInputs
+from ladder_sim.graph.ops import InChunks, PassInputs, ResidualOp
 from ladder_sim.graph.techniques.rewriting import Step, layout_of, readers_of, steps_of
 from ladder_sim.kernels import STATE_BYTES, Count, Phase
 

@@ -8,8 +8,7 @@ Flash Communication, arXiv 2412.04964; QuickReduce in vLLM 0.32.0 (quick_all_red
 from typing import Any
 
 from ladder_sim.graph.layout import Layout
-from ladder_sim.graph.ops import ResidualOp
-from ladder_sim.graph.rank import PassInputs
+from ladder_sim.graph.ops import PassInputs, ResidualOp
 from ladder_sim.graph.techniques.rewriting import Step, layout_of, steps_of
 from ladder_sim.kernels import STATE_BYTES, Count
 

@@ -14,8 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from ladder_sim.graph.layout import Layout
-from ladder_sim.graph.ops import COLLECTIVE_KINDS, PortionOf, ResidualOp, Role
-from ladder_sim.graph.rank import PassInputs
+from ladder_sim.graph.ops import COLLECTIVE_KINDS, PassInputs, PortionOf, ResidualOp, Role
 from ladder_sim.graph.techniques.rewriting import Step, layout_of, steps_of
 from ladder_sim.kernels import Count, Phase, Portion
 

@@ -1,4 +1,4 @@
-"""One prediction: where the time goes, and what runs when."""
+"""Figures of one prediction: where the time goes, and what runs when."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple

@@ -138,6 +138,9 @@ def simulate(
 ) -> Outcome:
     """Serve requests, all of them.
 
+    Raises UsageError if a request is larger than the KV cache or than what times are made for, or comes before the one
+    in front of it.
+
     Parameters
     ----------
     variant
@@ -157,11 +160,6 @@ def simulate(
         Is given the number of requests answered so far.
     record
         Whether replicas keep every step.
-
-    Raises
-    ------
-    UsageError
-        A request is larger than the KV cache or than what times are made for, or comes before the one in front of it.
     """
     env = simpy.Environment()
     system = _System(env, pool, prefill, router, watch, record=record)

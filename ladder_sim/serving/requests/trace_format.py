@@ -114,12 +114,8 @@ class TraceFormat:
     def row(self, fields: Mapping[str, Any]) -> Row:
         """Read one request.
 
-        Raises
-        ------
-        UsageError
-            It contradicts itself or the units of the trace.
-        ValueError, KeyError, TypeError, OverflowError
-            It cannot be read.
+        Raises UsageError if it contradicts itself or the units of the trace; ValueError, KeyError, TypeError,
+        OverflowError if it cannot be read.
         """
         prompt, gen = _whole(fields[self.prompt], self.prompt), _whole(fields[self.gen], self.gen)
         hashes = tuple(fields.get(self.hashes) or ()) if self.hashes else ()

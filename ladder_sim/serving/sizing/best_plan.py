@@ -154,10 +154,7 @@ def candidates(
 ) -> Candidates:
     """Predict what plans need, and the same with prompts on replicas of a tensor parallelism, where one is given.
 
-    Raises
-    ------
-    LadderSimError
-        None can be simulated: why the first cannot.
+    Raises LadderSimError if none can be simulated: why the first cannot.
     """
     able: list[Candidate] = []
     refused: list[Tried] = []
@@ -176,13 +173,7 @@ def candidates(
 
 
 def best_plan(context: Context, variant: str, plans: Candidates) -> Best:
-    """Search plans of a variant.
-
-    Raises
-    ------
-    LadderSimError
-        None can be simulated: why the first cannot.
-    """
+    """Search plans of a variant; raises LadderSimError if none can be simulated: why the first cannot."""
     needs: list[tuple[Need, Search]] = []
     simulated: list[Tried] = []
     left_out = list(plans.refused)

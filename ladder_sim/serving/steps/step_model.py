@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from ladder_sim.costs.estimate import CostModel, Estimate
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.des.shared import Floats, Number
-from ladder_sim.graph.ops import Op
-from ladder_sim.graph.rank import PassInputs
+from ladder_sim.graph.ops import Op, PassInputs
 from ladder_sim.graph.techniques.forms import form
 from ladder_sim.kernels import Phase, Sizes
 from ladder_sim.simulate.lower import op_times

@@ -63,11 +63,8 @@ class Checkpoint:
     def open(cls, folder: Path) -> Self:
         """Read config and headers.
 
-        Raises
-        ------
-        UsageError
-            A file is missing or damaged, or a tensor is missing, superfluous, or has another shape or type than the
-            config.
+        Raises UsageError if a file is missing or damaged, or a tensor is missing, superfluous, or has another shape or
+        type than the config.
         """
         config = read_config(folder / CONFIG)
         fields = Fields(config, str(folder / CONFIG))

@@ -37,10 +37,7 @@ class Text:
     def open(cls, folder: Path, shape: ModelConfig) -> Self:
         """Read tokenizer.json.
 
-        Raises
-        ------
-        UsageError
-            It is missing or damaged, or has tokens without an embedding in the model.
+        Raises UsageError if it is missing or damaged, or has tokens without an embedding in the model.
         """
         try:
             from tokenizers import Tokenizer
@@ -113,12 +110,8 @@ class CompletionInput:
 def prepare_completion(config: CompletionConfig) -> CompletionInput:
     """Read everything but the weights.
 
-    Raises
-    ------
-    UsageError
-        A file is damaged or does not fit the others, or a prompt is longer than the model's context.
-    InfeasibleError
-        The ranks do not divide the model.
+    Raises UsageError if a file is damaged or does not fit the others, or a prompt is longer than the model's context;
+    InfeasibleError if the ranks do not divide the model.
     """
     checkpoint = Checkpoint.open(config.model)
     shape = checkpoint.shape

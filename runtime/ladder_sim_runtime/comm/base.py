@@ -24,16 +24,9 @@ DONE = Handle()
 
 
 class Pipeline:
-    """The ranks that hold the same part of every pipeline stage, one for each stage.
+    """The ranks that hold the same part of every pipeline stage, one for each stage; this process is of `stage`.
 
     Alone, nothing comes from the other stages.
-
-    Parameters
-    ----------
-    stage
-        Of this process.
-    stages
-        Number of stages, 1 without pipeline parallelism.
     """
 
     def __init__(self, stage: int = 0, stages: int = 1) -> None:

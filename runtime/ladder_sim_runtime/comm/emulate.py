@@ -210,10 +210,7 @@ class _Deadline(Handle):
 class EmulatedGpuLink(_Link):
     """GPU: collectives are kernels that sleep, on the streams that NCCL's would be on.
 
-    Raises
-    ------
-    MissingDependencyError
-        This torch is too old to compile them.
+    Raises MissingDependencyError if this torch is too old to compile them.
     """
 
     def __init__(self, size: int, table: LatencyTable, groups: int = 1) -> None:

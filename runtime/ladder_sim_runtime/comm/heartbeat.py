@@ -47,15 +47,7 @@ class _Beat(NamedTuple):
 
 
 class Heartbeat:
-    """One rank's beats, and its view of the others'.
-
-    Parameters
-    ----------
-    store
-        Shared by all ranks.
-    rank, size
-        Of this process, and number of ranks.
-    """
+    """The beats of a rank, out of `size`, and its view of the others', through a `store` that all share."""
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         self._store, self._rank, self._size = store, rank, size

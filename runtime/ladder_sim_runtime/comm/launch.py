@@ -50,12 +50,8 @@ def launch(arguments: Sequence[str], ranks: int, module: str = "ladder_sim_runti
 def on_ranks(ranks: int, call: Callable[..., _Result], *arguments: object) -> _Result:
     """Call a function of a module on every rank; returns what rank 0 has of it.
 
-    It travels as a pickle, in a folder that only this user can write.
-
-    Raises
-    ------
-    RankError
-        A rank failed; it has printed why.
+    It travels as a pickle, in a folder that only this user can write. Raises RankError if a rank failed; it has printed
+    why.
     """
     with tempfile.TemporaryDirectory(prefix="ladder-sim-") as folder:
         file = Path(folder, "call")

@@ -185,13 +185,8 @@ class _Work(Handle):
 class Stages(Pipeline):
     """A pipeline over the ranks that hold the same part of each stage, in the order of the stages.
 
-    Parameters
-    ----------
-    group
-        In which a stage sends to the next.
-    tokens
-        In which the last one shares what it picked. NCCL runs a group's messages in turn: in one group the second
-        micro-batch would be sent when the first has passed all stages.
+    In `group` a stage sends to the next, in `tokens` the last one shares what it picked. NCCL runs a group's messages
+    in turn: in one group the second micro-batch would be sent when the first has passed all stages.
     """
 
     def __init__(self, group: ProcessGroup, tokens: ProcessGroup) -> None:

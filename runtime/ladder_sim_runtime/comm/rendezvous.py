@@ -47,14 +47,9 @@ class Place(NamedTuple):
 def connect(config: CommConfig, degrees: Degrees) -> Communicator:
     """Return a communicator, once all ranks have connected.
 
-    Raises
-    ------
-    UsageError
-        The number of processes is not that of the ranks, a port is in use, or a table is missing.
-    MissingDependencyError
-        There is no GPU for each rank, and NCCL is wanted or some have one.
-    RankError
-        Another rank did not connect in time.
+    Raises UsageError if the number of processes is not that of the ranks, a port is in use, or a table is missing;
+    MissingDependencyError if there is no GPU for each rank, and NCCL is wanted or some have one; RankError if another
+    rank did not connect in time.
     """
     place = Place.from_environment()
     backend = _choose(config, place, degrees.ranks)
@@ -114,13 +109,8 @@ def _choose(config: CommConfig, place: Place, ranks: int) -> str:
 def agree(store: Store, place: Place, backend: str) -> tuple[str, int]:
     """Return the backend of all ranks, and this rank's GPU, -1 without one.
 
-    "auto" becomes "nccl" where there are GPUs.
-    Each rank says which GPU it would take, and all decide the same, before the first collective.
-
-    Raises
-    ------
-    MissingDependencyError
-        There are GPUs, but not one for each rank.
+    "auto" becomes "nccl" where there are GPUs. Each rank says which GPU it would take, and all decide the same, before
+    the first collective. Raises MissingDependencyError if there are GPUs, but not one for each rank.
     """
     gpus = visible_gpus()
     # ranks see all of a node's, or each its own
@@ -170,12 +160,7 @@ def _alone(config: CommConfig, backend: str, degrees: Degrees, processes: int) -
 def common_store(timeout_s: float, place: Place) -> Store:
     """Return the store where all ranks meet: in the launcher's folder, or at torchrun's address.
 
-    Raises
-    ------
-    UsageError
-        There is no address, or its port is in use.
-    RankError
-        Rank 0 does not answer.
+    Raises UsageError if there is no address, or its port is in use; RankError if rank 0 does not answer.
     """
     folder = os.environ.get(FOLDER)
     timeout = timedelta(seconds=timeout_s)

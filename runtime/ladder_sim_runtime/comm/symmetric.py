@@ -19,19 +19,10 @@ LIMITS: dict[AllReduce, int] = {"one-shot": 8 * 2**20, "multimem": 64 * 2**20}
 
 
 class SymmetricAllReduce:
-    """Sums over the ranks of a group, in a buffer that all of them see.
+    """Sums over the ranks of a group, all of one node, in a buffer that all of them see.
 
-    Parameters
-    ----------
-    kind
-        One-shot: every rank reads and sums all. Multimem: the NVSwitch sums a part for each rank, and multicasts it.
-    group
-        The ranks, all of one node.
-
-    Raises
-    ------
-    MissingDependencyError
-        This torch or these GPUs cannot do it.
+    One-shot, every rank reads and sums all; with multimem the NVSwitch sums a part for each rank, and multicasts it.
+    Raises MissingDependencyError if this torch or these GPUs cannot do it.
     """
 
     def __init__(self, kind: AllReduce, group: dist.ProcessGroup) -> None:

@@ -24,18 +24,10 @@ RunExperts = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Arriving:
-    """A block's output, parts of which are still on their way from other ranks.
+    """A block's output, parts of which a `handle` still brings from other ranks.
 
-    Parameters
-    ----------
-    handle
-        What brings them.
-    finish
-        Makes the output of what has arrived.
-    own
-        Makes this rank's part of it.
-    shared
-        What shared experts put out, which is added to the output, and need not wait for it.
+    `finish` makes the output of what has arrived, `own` this rank's part of it. What `shared` experts put out is added
+    to the output, and need not wait for it.
     """
 
     def __init__(
