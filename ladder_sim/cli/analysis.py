@@ -1,6 +1,7 @@
 """`ladder-sim predict`, and the answers that take many: `versus`, `advise`, `breakeven`, `compare`, `sensitivity`."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Annotated, cast
@@ -281,4 +282,5 @@ def _search(asked: flags.Asked, output: Output, space: Path, written: Path | Non
         found = search(scenario, read_space(space), watch=progress, **asked.how("ignore_memory"))
     if written is not None and found.best is not None:
         write(parse(found.best.variant).toml, written)
+        found = replace(found, file=written)
     output.give(found)

@@ -18,10 +18,10 @@ from ladder_sim.report.report import WIDTH, Brief, Remark, Report
 from ladder_sim.report.requests import (
     bound_label,
     cautions_of,
-    compared,
     cost_text,
     drafted_label,
     evidence_of,
+    first_and_best,
     load_fields,
     notes_of,
     slo_label,
@@ -80,7 +80,7 @@ def gpus_text(number: Interval) -> str:
     return f"{number.value:.0f} ({ends})"
 
 
-def limit_text(fleet: Fleet) -> str:
+def breaks_text(fleet: Fleet) -> str:
     """Return what breaks first above the rate of one replica."""
     breaks = ", ".join(map(bound_label, fleet.need.breaks))
     return breaks if fleet.need.replicas else f"{breaks} on an idle replica"
@@ -123,7 +123,7 @@ SHOWN: Sequence[Column[Row]] = (
     Column("", lambda row: gpus_text(row.nodes), "nodes"),
     Column("", lambda row: _sizes(row.fleet.need.sizes), "replicas"),
     Column("", lambda row: row.fleet.rate_limit if row.fleet.need.replicas else None, "req/s alone"),
-    Column("", lambda row: limit_text(row.fleet), "limit"),
+    Column("", lambda row: breaks_text(row.fleet), "limit"),
     Column("ttft_p95_s", lambda row: _time(row, _TTFT), "TTFT p95", ends=False),
     Column("tpot_p95_s", lambda row: _time(row, _TPOT), "TPOT p95", ends=False),
 )
@@ -233,13 +233,9 @@ def _rank(fleet: Fleet) -> tuple[bool, float, float]:
     return fleet.need.variant == NO_COMMUNICATION, fleet.gpus.value, -rate
 
 
-def _compared(need: Capacity) -> list[str]:
-    return compared(need, lambda name: _rank(need[name]))
-
-
 def _verdict(need: Capacity) -> str:
     """Return the GPUs of the first variant and of the best other, as a sentence."""
-    names, load = _compared(need), f"{need.load.rate:g} requests/s"
+    names, load = first_and_best(need, _rank), f"{need.load.rate:g} requests/s"
     withs = {name: with_label(need.scenario, name) for name in names}
     able = [name for name in names if need[name].need.replicas]
     none = [withs[name] for name in names if name not in able]
@@ -276,7 +272,7 @@ def _asked(need: Capacity) -> str:
 
 
 def _remarks(need: Capacity) -> Iterator[Remark]:
-    able = [name for name in _compared(need) if need[name].need.replicas]
+    able = [name for name in first_and_best(need, _rank) if need[name].need.replicas]
     # where a price was given its answer is asked for
     prices = {name: _price(_row(need, name)) for name in able}
     if texts := {name: text for name, text in prices.items() if text}:
@@ -295,7 +291,9 @@ def _reason(need: Capacity) -> str:
 
     Empty where no number of GPUs is enough: a caution says why.
     """
-    first, *others = _compared(need)
+    first, *others = first_and_best(need, _rank)
+    if need.enough_requests:
+        return f"{need.load.requests} requests do not say what a replica carries: {need.enough_requests} would."
     best = need[others[0]] if others else need[first]
     if not best.need.replicas or not need[first].need.replicas:
         return ""

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.display.document import Notes
@@ -19,6 +19,7 @@ from ladder_sim.units import step_for
 from ladder_sim.validation.load import errors_of
 from ladder_sim.wirings.names import NO_COMMUNICATION
 
+_Each = TypeVar("_Each")
 # arguments of a scenario that the load replaces
 _REPLACED = ("batch", "prompt", "gen", "concurrency")
 
@@ -71,11 +72,11 @@ def bound_label(name: str) -> str:
     return "queue" if name == ENDLESS else f"{metric.upper()} {percentile}"
 
 
-def compared(answer: Served | Capacity, rank: Callable[[str], Any]) -> list[str]:
+def first_and_best(answer: Mapping[str, _Each], rank: Callable[[_Each], Any]) -> list[str]:
     """Return the first variant, and the first by `rank` of the others that can be run."""
     first, *others = answer
     able = [name for name in others if name != NO_COMMUNICATION]
-    return [first, *([min(able, key=rank)] if able else [])]
+    return [first, *([min(able, key=lambda name: rank(answer[name]))] if able else [])]
 
 
 def with_label(scenario: Scenario, variant: str) -> str:

@@ -11,6 +11,7 @@ from ladder_sim.quality.published import quality_of
 from ladder_sim.report.columns import Column, counted_text, fields_of, percent, table_of
 from ladder_sim.report.report import WIDTH, Brief, Remark, Report
 from ladder_sim.search.search import Candidate, SearchResult
+from ladder_sim.system.files import shown_path
 from ladder_sim.wirings.names import parse
 
 # rows of the default answer for each front
@@ -74,7 +75,8 @@ class SearchReport(Report[SearchResult]):
         else:
             gain = gain_text(found.predictions.over(fastest.variant, named), named)
             yield Remark("instead", f"Of named wirings {named} is the fastest; {fastest.variant} {gain}.")
-        yield Remark("try", "--write best.toml makes it a file: run, train and vLLM take --variant best.toml.")
+        made = "" if found.file else "--write best.toml makes it a file: "
+        yield Remark("try", f"{made}run, train and vLLM take --variant {shown_path(found.file or 'best.toml')}.")
         if best.loss:
             yield Remark("quality", f"the loss is of {best.loss[0].source}.")
         elif quality := quality_of(best.variant):

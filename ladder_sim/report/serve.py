@@ -17,9 +17,9 @@ from ladder_sim.report.report import WIDTH, Brief, Remark, Report
 from ladder_sim.report.requests import (
     bound_label,
     cautions_of,
-    compared,
     cost_text,
     evidence_of,
+    first_and_best,
     load_fields,
     manner_label,
     notes_of,
@@ -185,10 +185,6 @@ def _rank(variant: ServedVariant) -> float:
     return math.inf if variant.outcome.variant == NO_COMMUNICATION or math.isnan(gain) else -gain
 
 
-def _compared(served: Served) -> list[str]:
-    return compared(served, lambda name: _rank(served[name]))
-
-
 def _lines(served: Served, names: set[str]) -> Iterator[Line]:
     """Yield the times of each variant, in ms, and below them what it gains."""
     several = len(names) > 2
@@ -214,7 +210,7 @@ def _asked(served: Served) -> str:
 
 def _verdict(served: Served) -> str:
     """Return when the first token comes, or whether an SLO is kept or the load carried, as a sentence."""
-    names, load = _compared(served), served.load
+    names, load = first_and_best(served, _rank), served.load
     when = "With these requests"
     if isinstance(load, Traffic):
         when = f"At {load.arrivals}" if load.rate else f"With {load.arrivals}"
@@ -250,7 +246,7 @@ def _state(served: ServedVariant) -> str:
 
 def _remarks(served: Served) -> Iterator[Remark]:
     # where a price was given its answer is asked for
-    prices = {name: served[name].figures.get("usd_per_Mtoken") for name in _compared(served)}
+    prices = {name: served[name].figures.get("usd_per_Mtoken") for name in first_and_best(served, _rank)}
     if texts := {name: interval_text(price) for name, price in prices.items() if price}:
         yield Remark("cost", cost_text(texts))
     yield Remark("load", _load(served))
@@ -260,7 +256,7 @@ def _remarks(served: Served) -> Iterator[Remark]:
 
 def _load(served: Served) -> str:
     """Whether the load is carried, and what it takes."""
-    names, first = _compared(served), served[served.first].figures
+    names, first = first_and_best(served, _rank), served[served.first].figures
     # a client that holds requests back is never ahead of the server
     arrive = not isinstance(served.load, Traffic) or not served.load.concurrency
     rates = {name: f"{number_text(served[name].tokens_per_s.value)} tok/s" for name in names}
@@ -278,7 +274,7 @@ def _load(served: Served) -> str:
 
 def _reason(served: Served) -> str:
     """Return what faster steps do to the load, and how many requests wait."""
-    names, load, first = _compared(served), served.load, served[served.first].outcome
+    names, load, first = first_and_best(served, _rank), served.load, served[served.first].outcome
     crowds = {name: number_text(served[name].outcome.in_flight) for name in names}
     waiting, count = first.queued[1], len(first.answers)
     queue = f" When the last comes, {waiting} of {count} wait to be admitted." if waiting > 1 else ""

@@ -101,10 +101,10 @@ def _gpus(fleet: "Fleet") -> str:
     return gpus_text(fleet.gpus)
 
 
-def _limit(fleet: "Fleet") -> str:
-    from ladder_sim.report.capacity import limit_text
+def _breaks(fleet: "Fleet") -> str:
+    from ladder_sim.report.capacity import breaks_text
 
-    return limit_text(fleet)
+    return breaks_text(fleet)
 
 
 def _of(name: str) -> Callable[[Row], Any]:
@@ -123,7 +123,7 @@ _GAIN: Column[Row] = Column(
     kind=Interval,
 )
 _ENGINES_OF: Column[Row] = Column("", lambda row: row.engines, "engines today")
-_LIMIT: Column[Row] = Column("", lambda row: row.fleet and _limit(row.fleet), "limit")
+_LIMIT: Column[Row] = Column("", lambda row: row.fleet and _breaks(row.fleet), "limit")
 
 # in JSON and CSV, and those with a heading in a table of options
 VALUES: Sequence[Column[Row]] = (

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import nsmallest
 from itertools import accumulate, pairwise
+from pathlib import Path
 
 from ladder_sim.analysis.versus import wirings_for
 from ladder_sim.answer import Answer
@@ -73,6 +74,8 @@ class SearchResult(Answer):
     """Number of simulated candidates."""
     error: float
     """Largest relative error of a sum by which candidates were chosen."""
+    file: Path | None = None
+    """Wiring file that the best was written to; None: it was not."""
 
     @property
     def scenario(self) -> Scenario:

@@ -13,7 +13,7 @@ from ladder_sim.serving.engine.speculation import Speculation
 from ladder_sim.serving.intervals import interval_note
 from ladder_sim.serving.requests.slo import SLO
 from ladder_sim.serving.requests.traffic import Traffic
-from ladder_sim.serving.service import DEFAULT_VARIANTS
+from ladder_sim.serving.service import SERVED_VARIANTS
 from ladder_sim.serving.sizing.fleet import SEEDS, Fleet, smallest_fleets
 from ladder_sim.specs.arguments import SystemFields
 from ladder_sim.specs.legal_plans import legal_plans
@@ -25,6 +25,8 @@ from ladder_sim.sweeps.axes import axis
 from ladder_sim.sweeps.price import check_price, token_price
 from ladder_sim.values import typed
 
+# ends of an interval of the rate further apart than this factor are explained
+_WIDE = 1.6
 # degrees of a replica's plan
 _SEARCHED = ("tp", "pp", "ep", "attention_dp", "sp")
 
@@ -68,6 +70,11 @@ class Capacity(Answer, Mapping[str, Fleet]):
     def __len__(self) -> int:
         return len(self.variants)
 
+    @property
+    def enough_requests(self) -> int:
+        """Number of requests that would say what a replica carries, if more than were simulated; else 0."""
+        return max((each.need.enough_requests for each in self.variants.values() if each.need.too_few), default=0)
+
     def usd_per_Mtoken(self, name: str) -> Interval | None:  # noqa: N802
         """Return the US dollars for a million new tokens of a variant, at the rate served; None without a price."""
         if self.usd_per_gpu_hour is None:
@@ -82,9 +89,9 @@ class Capacity(Answer, Mapping[str, Fleet]):
     def cautions(self) -> tuple[str, ...]:
         """What the reader should know, one sentence each."""
         why = [f"{name}: {text}" for name, each in self.variants.items() for text in each.reasons]
-        if any(each.need.too_few for each in self.variants.values()):
-            few = f"{self.load.requests} requests are few: more are in flight at the limit, and req/s alone is too high"
-            why.append(Caution(f"{few}; raise --requests", DECISIVE))
+        if enough := self.enough_requests:
+            few = f"{self.load.requests} requests are few: req/s alone is too high, gains are not of a steady load"
+            why.append(Caution(f"{few}; raise --requests to {enough}", DECISIVE))
         return (*why, *filter(None, dict.fromkeys(each.need.outcome.caution for each in self.variants.values())))
 
     @property
@@ -92,13 +99,18 @@ class Capacity(Answer, Mapping[str, Fleet]):
         """What intervals are over, and what figures leave out, as a sentence; empty where there are none."""
         widths = {name: each.widths for name, each in self.variants.items() if each.widths}
         stack = next((each.confidence.scenario.stack for each in self.variants.values() if each.confidence), None)
-        return interval_note(widths, self.seeds, self.steps, stack) if stack else ""
+        if not stack:
+            return ""
+        spans = {name: each.rate_limit.high / each.rate_limit.low for name, each in self.items() if each.rate_limit.low}
+        wide = " and ".join(f"{span:.2g} ({name})" for name, span in spans.items() if span > _WIDE)
+        further = f"; near the bound that breaks, req/s alone moves by more than steps: by a factor of {wide}"
+        return interval_note(widths, self.seeds, self.steps, stack) + further * bool(wide)
 
 
 @typed()
 def capacity(
     scenario: Scenario | None = None,
-    variants: str | Sequence[str] = DEFAULT_VARIANTS,
+    variants: str | Sequence[str] = SERVED_VARIANTS,
     *,
     slo: str | Mapping[str, float | str] | SLO,
     tp: int | str | Sequence[int] | None = None,

@@ -27,7 +27,7 @@ from ladder_sim.serving.requests.request import Request
 from ladder_sim.serving.requests.slo import METRICS, SLO, Bound
 from ladder_sim.serving.requests.traces import Trace
 from ladder_sim.serving.requests.traffic import Traffic
-from ladder_sim.serving.service import DEFAULT_VARIANTS, Service
+from ladder_sim.serving.service import SERVED_VARIANTS, Service
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import StackSpec
 from ladder_sim.specs.workload import SPREAD
@@ -270,7 +270,7 @@ class Served(Answer, Mapping[str, ServedVariant]):
 def under_load(
     service: Service,
     load: Traffic | Trace | Sequence[Request],
-    variants: str | Sequence[str] = DEFAULT_VARIANTS,
+    variants: str | Sequence[str] = SERVED_VARIANTS,
     *,
     seeds: int | None = None,
     concurrency: int = 0,

@@ -18,7 +18,7 @@ from ladder_sim.serving.requests.request import Request
 from ladder_sim.serving.requests.slo import SLO
 from ladder_sim.serving.requests.traces import Trace
 from ladder_sim.serving.requests.traffic import Traffic
-from ladder_sim.serving.service import DEFAULT_VARIANTS, Service
+from ladder_sim.serving.service import SERVED_VARIANTS, Service
 from ladder_sim.specs.arguments import PlacedFields
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.settings import Overrides
@@ -36,7 +36,7 @@ class ServeFields(LoadFields, PlacedFields, total=False):
 @typed()
 def serve(
     scenario: Scenario | None = None,
-    variants: str | Sequence[str] = DEFAULT_VARIANTS,
+    variants: str | Sequence[str] = SERVED_VARIANTS,
     *,
     trace: str | Path | Sequence[Request] | None = None,
     speed: float | None = None,

@@ -100,7 +100,8 @@ def _layer_share(model: ModelSpec) -> float:
     return (model.kinds[-1].parameters + head) / (sum(kind.parameters for kind in model.kinds) + head)
 
 
-DEFAULT_VARIANTS = ("standard", "ladder")
+# wirings that are served by default
+SERVED_VARIANTS = ("standard", "ladder")
 
 
 # no slots: times are made once for each variant and kept

@@ -168,6 +168,15 @@ def test_the_best_is_written_as_a_wiring_that_others_read(tmp_path: Path) -> Non
     assert "--write best.toml" in text
 
 
+def test_a_written_wiring_is_not_to_be_written_again(tmp_path: Path) -> None:
+    """Regression: the answer said to try --write after it had been given."""
+    file = tmp_path / "b.toml"
+    flags = ("--model", "8b", "--tp", "4", "--gen", "8", "--search", str(EXAMPLE), "--write", str(file), "--explain")
+    text = run("versus", *flags).out
+    assert "--write" not in text
+    assert str(file) in "".join(text.split())
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from ladder_sim.errors import UsageError
 from ladder_sim.report.figures.serve import capacity_figure
 from ladder_sim.serving import SLO, Capacity, Lengths, Service, Traffic
 from ladder_sim.serving.replicas.simulation import Sizes
-from ladder_sim.serving.sizing.search import Case, Need, Search
+from ladder_sim.serving.sizing.best_plan import AS_MANY, TIED, Estimate, _reason_against
+from ladder_sim.serving.sizing.search import Case, Need, Points, Search
 from tests.support.commands import run
 from tests.support.replicas import SERVER, capacity, keywords
 
@@ -230,7 +232,7 @@ def test_slower_steps_may_keep_it_with_no_number_of_replicas() -> None:
 def test_a_limit_of_too_few_requests_is_said() -> None:
     """Regression: a single request gave a replica 73,133 requests/s, without a word."""
     load = {"rate": 4.0, "tp": 8, "seeds": 1, "variants": "standard"}
-    many, one = (search_plans(slo="ttft_p95=500ms", requests=requests, **load).cautions for requests in (300, 1))
+    many, one = (search_plans(slo="ttft_p95=500ms", requests=requests, **load).cautions for requests in (500, 1))
     assert not many
     assert "raise --requests" in one[0]
 
@@ -248,6 +250,47 @@ def test_slower_steps_break_at_lower_rates() -> None:
     search = Search(Service.for_requests(SCENARIO, TRAFFIC), "ladder", TRAFFIC, SLO_BOUNDS)
     limits = [search.limit(Case(slower=slower))[0] for slower in (0.8, 1.0, 1.25)]
     assert limits[0] > 1.05 * limits[1] > 1.1 * limits[2]
+
+
+def test_a_simulation_answers_for_slower_steps_too() -> None:
+    """Guards the law: slower steps do to requests what steps as predicted do to requests that come as much faster."""
+    points: Points = {}
+    traffic = replace(TRAFFIC, requests=1000)
+    service = Service.for_requests(SCENARIO, traffic)
+    slo = SLO.parse("ttft_p95=300ms,tpot_p95=8ms,e2e_p95=1s,itl_p95=20ms")
+    search = Search(service, "ladder", traffic, slo, points=points)
+    search.seconds(100.0)
+    simulated = len(points)
+    for slower in (0.8, 1.25):
+        seconds = search.seconds(100.0 / slower, case=Case(slower=slower))
+        whole = service.run("ladder", replace(traffic, rate=100.0 / slower), slo=slo, slower=slower, replicas=1)
+        # percentiles of one draw; and the power limit follows the seconds before, not the steps
+        assert seconds == pytest.approx(whole.bounded_s, rel=0.05)
+    assert len(points) == simulated
+
+
+def test_plans_predicted_to_carry_no_more_than_those_ruled_out_are_tied() -> None:
+    """Regression: each of 30 plans of DeepSeek-V3 took a table of step times and a simulation."""
+    points = Known(lambda rate, seed: 2.0)
+    service = Service.for_requests(SCENARIO, TRAFFIC, steps=SERVER)
+    search = Search(service, "standard", TRAFFIC, SLO.parse("ttft_p95=1s"), points=points)
+    failed: list[Estimate] = []
+    for number in range(5):
+        carried = Estimate(2.0, 0.0, 2.0, 10.0 - number, 5.0 - number / 2.0)
+        reason = _reason_against(search, carried, 8, failed)
+        assert reason == (TIED if number >= 3 else AS_MANY)
+    assert len(points.asked) == 3
+    # one that is predicted to carry more is simulated
+    assert _reason_against(search, Estimate(2.0, 0.0, 2.0, 20.0, 10.0), 8, failed) == AS_MANY
+
+
+def test_gains_of_too_few_requests_are_not_said() -> None:
+    """Regression: 100 requests gave ladder 0.45 times the rate per GPU, as if that were of a steady load."""
+    answer = fleets(traffic=Traffic(rate=300.0, **{**LOAD, "requests": 60}), seeds=1)
+    assert answer.enough_requests > 60
+    text = str(answer)
+    assert "the rate per GPU" not in text
+    assert f"raise --requests to {answer.enough_requests}" in " ".join(text.split())
 
 
 def test_progress_goes_up_and_ends() -> None:

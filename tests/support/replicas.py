@@ -13,7 +13,7 @@ from ladder_sim.serving.engine.replica import Replica, SimulatedReplica
 from ladder_sim.serving.engine.scheduler import SchedulerSpec
 from ladder_sim.serving.replicas.simulation import Pool, simulate
 from ladder_sim.serving.requests.request import Request
-from ladder_sim.serving.service import DEFAULT_VARIANTS
+from ladder_sim.serving.service import SERVED_VARIANTS
 from ladder_sim.serving.sizing.search import Need, Search
 from ladder_sim.serving.steps.mix import Line, Mix, StepLimits
 from ladder_sim.specs.scenario import Scenario
@@ -126,7 +126,7 @@ def serve(
 
 
 def outcomes(
-    scenario: Scenario, requests: Iterable[Request], variants: str | Sequence[str] = DEFAULT_VARIANTS, **given: Any
+    scenario: Scenario, requests: Iterable[Request], variants: str | Sequence[str] = SERVED_VARIANTS, **given: Any
 ) -> dict[str, Outcome]:
     """What becomes of requests, with steps as predicted; `given` are fields of a service, concurrency and promise."""
     how = {name: given.pop(name) for name in ("concurrency", "slo") if name in given}

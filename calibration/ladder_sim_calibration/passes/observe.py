@@ -233,17 +233,25 @@ def _observe(experiment: Experiment, comm: Communicator) -> Observations:
         environment=experiment.environment(),
     )
     runs = [Run(link, variant) for link in links for variant in experiment.runs if link != CALIBRATION_LINK]
-    tasks: list[Task] = [partial(_request, observed, testbed, run, links[run.link]) for run in runs]
+    requests: list[Task] = [partial(_request, observed, testbed, run, links[run.link]) for run in runs]
+    shuffle = random.Random(0).shuffle
+
+    def in_turn() -> None:
+        # one after the other, so that what else the machine does in a round changes their ratio little; in any order,
+        # for a request is slower after one that mostly waited than after one that computed
+        shuffle(requests)
+        for request in requests:
+            request()
+
+    tasks = [in_turn]
     if experiment.profile is None:
         tasks += _calibration_tasks(observed, testbed, links, experiment.variants, runs)
     # warm up
     for variant in ("standard", *experiment.runs):
         testbed.request(variant, next(iter(links.values())))
-    shuffle = random.Random(0).shuffle
     done = count(1)
     with Progress(experiment.rounds * len(tasks), "measurements", wanted=comm.rank == 0) as progress:
         for _ in range(experiment.rounds):
-            # a request is slower after one that mostly waited than after one that computed
             shuffle(tasks)
             for task in tasks:
                 task()

@@ -1,7 +1,8 @@
 """The plan of a replica with the fewest GPUs that meet an SLO, of all that there are.
 
 Predictions of requests in flight say first how many GPUs each plan needs. Plans come in that order, and are searched
-only if they may do with fewer than the best so far, which one simulation says.
+only if they may do with fewer than the best so far, which one simulation says. Where several in turn cannot do with
+fewer, those predicted to carry no more are tied with them, and left out.
 """
 
 import math
@@ -25,9 +26,12 @@ from ladder_sim.specs.scenario import Scenario
 # the reasons of a plan that cannot do with as few as the best, of one that cannot do with fewer, and of one with which
 # no number can
 MORE, AS_MANY = "needs more GPUs", "needs no fewer GPUs"
+TIED = "predicted to carry no more than plans that were simulated"
 _NEVER = "breaks the SLO on an idle replica"
 # requests in flight that say what a replica carries at most
 _LOADS = np.array([1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024])
+# plans in turn that one simulation rules out, beyond which the rest are tied with them
+_RULED_OUT = 3
 # requests in flight are predicted within this of those that arrive at a rate, in rates and times per token
 # (tests/serving/test_fleet.py)
 _SLACK = 1.25
@@ -173,6 +177,7 @@ def best_plan(context: Context, variant: str, plans: Candidates) -> Best:
     needs: list[tuple[Need, Search]] = []
     simulated: list[Tried] = []
     left_out = list(plans.refused)
+    failed: list[Estimate] = []
     problems = [plans.problem] if plans.problem else []
     for service, estimates in plans.ordered(variant):
         estimate = estimates[variant]
@@ -183,9 +188,8 @@ def best_plan(context: Context, variant: str, plans: Candidates) -> Best:
         search = context.search(service, variant, estimate.rate)
         fewest = min((need.gpus for need, _ in needs if need.replicas), default=None)
         try:
-            if fewest is not None and not _may_need_fewer(search, estimate.gpus, fewest):
-                as_many = estimate.gpus <= fewest and search.gpus(fewest) == fewest
-                left_out.append(Tried(plans=service.plans, gpus=0, reason=AS_MANY if as_many else MORE))
+            if fewest is not None and (reason := _reason_against(search, estimate, fewest, failed)):
+                left_out.append(Tried(plans=service.plans, gpus=0, reason=reason))
                 continue
             need = search.need()
         except LadderSimError as error:
@@ -222,10 +226,22 @@ def _service(
     return Service.for_requests(of_plan(plan), traffic, prefill=prefill, **how)
 
 
-def _may_need_fewer(search: Search, least: float, gpus: int) -> bool:
-    """Whether fewer GPUs may meet the SLO: as far as predictions and one simulation say."""
-    most = search.most(gpus - 1)
-    return most is not None and least <= search.service.gpus(most) and not search.breaks(search.traffic.rate, most)
+def _reason_against(search: Search, estimate: Estimate, fewest: int, failed: list[Estimate]) -> str:
+    """Return why a plan cannot do with fewer GPUs, as far as predictions and one simulation say; empty: it may.
+
+    `failed` are the predictions for the plans in turn that a simulation ruled out; the call notes this one.
+    """
+    most = search.most(fewest - 1)
+    reason = AS_MANY if estimate.gpus <= fewest and search.gpus(fewest) == fewest else MORE
+    if most is None or estimate.gpus > search.service.gpus(most):
+        return reason
+    if len(failed) >= _RULED_OUT and 0.0 < estimate.rate_per_gpu <= min(each.rate_per_gpu for each in failed):
+        return TIED
+    if search.breaks(search.traffic.rate, most):
+        failed.append(estimate)
+        return reason
+    failed.clear()
+    return ""
 
 
 def _rank(need: Need) -> tuple[float, ...]:
@@ -272,10 +288,7 @@ def _estimates(service: Service, variants: Sequence[str], context: Context) -> d
             return Estimate(math.inf, excess, math.inf)
         rates = loads / (request.ttft_s + request.decode_s)
         rate = float(np.exp(np.interp(bound_s, token_s, np.log(rates))))
-        least, likely = (
-            math.ceil(traffic.rate / each) * scenario.plan.replica_gpus
-            for each in (_SLACK * float(np.max(rates[kept])), rate)
-        )
+        least, likely = (math.ceil(traffic.rate / each) * scenario.plan.replica_gpus for each in (_SLACK * rate, rate))
         return Estimate(least, excess, likely, rate, rate / scenario.plan.replica_gpus)
 
     requests = simulate_requests(load, {"concurrency": loads}, list(variants), profile)

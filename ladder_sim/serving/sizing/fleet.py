@@ -17,7 +17,7 @@ from ladder_sim.confidence.errors import Widths
 from ladder_sim.serving.intervals import MOST_SEEDS, confidence_of, of_mean, widths_of
 from ladder_sim.serving.requests.slo import SLO
 from ladder_sim.serving.requests.traffic import Traffic
-from ladder_sim.serving.service import DEFAULT_VARIANTS
+from ladder_sim.serving.service import SERVED_VARIANTS
 from ladder_sim.serving.sizing.best_plan import Best, Candidates, Context, Progress, Tried, best_plan, candidates
 from ladder_sim.serving.sizing.search import Case, Need, Search, check_rate
 from ladder_sim.specs.plan import Plan
@@ -67,7 +67,7 @@ def smallest_fleets(
     scenario: Scenario,
     traffic: Traffic,
     slo: SLO,
-    variants: str | Sequence[str] = DEFAULT_VARIANTS,
+    variants: str | Sequence[str] = SERVED_VARIANTS,
     *,
     plans: Sequence[Plan] = (),
     prefill_tps: Sequence[int] = (),
