@@ -14,6 +14,8 @@ from ladder_sim_runtime.runs import bench
 
 TIMED = ["standard", "ladder"]
 HELD_BACK = ["parallel", "desync:4"]
+# requests without communication: how fast this machine is while the others run
+PACE = ["upper-bound"]
 
 scenario = Scenario(
     model="1b",
@@ -31,7 +33,7 @@ def main(folder: str = ".") -> None:
     profile = Path(folder, "this-machine.json.gz")
 
     # runtime: two gloo ranks; wirings take turns
-    runs = bench(scenario, TIMED + HELD_BACK, repeats=15)
+    runs = bench(scenario, TIMED + HELD_BACK + PACE, repeats=30)
 
     # calibration: kernels, messages and waits of two wirings
     save_profile(measure(scenario, TIMED), profile)

@@ -24,6 +24,9 @@ class RunReport(Report[RunCheck]):
         if check.held_back and check.timed:
             text = f"Timed for the profile: {', '.join(check.timed)}; * held back, never timed for the profile."
             remarks.append(Remark("seen", text))
+        if check.pace is not None:
+            text = f"Without communication it took {check.pace:.2f}x as long as for the profile; errors leave that out."
+            remarks.append(Remark("pace", text))
         if check.missing:
             remarks.append(Remark("left out", f"No run: {', '.join(check.missing)}."))
         shown = [*check.held_back, *(row.variant for row in check.rows)]
@@ -58,7 +61,7 @@ class RunReport(Report[RunCheck]):
 
     def values(self) -> Document:
         check = self.answer
-        head = {"title": check.title, "timed": list(check.timed), "missing": list(check.missing)}
+        head = {"title": check.title, "timed": list(check.timed), "missing": list(check.missing), "pace": check.pace}
         return Document.of_rows(head, [asdict(row) | {"error": row.error} for row in check.rows])
 
 

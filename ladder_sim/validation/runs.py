@@ -22,6 +22,8 @@ DRAWS = 2000
 INTERVAL = (0.025, 0.975)
 # what of the environment of a profile of real passes may differ from that of runs: wirings that were timed
 VARIANTS = "variants"
+# runs without communication: a profile holds how long they took then, so they show how fast the machine is now
+REFERENCE = "upper-bound"
 # quantities of `RunCheck.require`, and what messages call them
 QUANTITIES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "request_s": "request", "speedup": "speedup"}
 
@@ -120,6 +122,9 @@ class RunCheck(Answer):
     """Wirings whose passes were timed for the profile; the others are held back."""
     missing: tuple[str, ...]
     """Wirings that should have run."""
+    pace: float | None = None
+    """Time of the runs without communication over that in the profile, by which predictions are multiplied; None: there
+    are no such runs."""
 
     @property
     def held_back(self) -> tuple[str, ...]:
@@ -141,8 +146,7 @@ class RunCheck(Answer):
         Parameters
         ----------
         **bounds
-            Largest error allowed by quantity, one of `QUANTITIES`, as a share. Speedup of the upper bound, of which the
-            runtime has no such request, is not judged.
+            Largest error allowed by quantity, one of `QUANTITIES`, as a share.
 
         Raises
         ------
@@ -176,7 +180,8 @@ def validate_runs(
 ) -> RunCheck:
     """Predict runs from a profile of real passes on their machine, of the same model and workload, and compare.
 
-    Wirings that are held back must have run, and their passes must not have been timed for the profile.
+    Wirings that are held back must have run, and their passes must not have been timed for the profile. Runs of the
+    upper bound show how much slower or faster the machine is than when the profile was measured, and are not compared.
     """
     measured = profile if isinstance(profile, CalibrationProfile) else load_profile(profile)
     name = measured.name if isinstance(profile, CalibrationProfile) else os.fspath(profile)
@@ -189,21 +194,27 @@ def validate_runs(
     scenario, steps = runs.scenario, runs.scenario.workload.gen - 1
     requests = {variant: runs[variant] for variant in runs if len(runs[variant])}
     answer: Mapping[str, Any] = predict(scenario, list(requests), profile=measured)
-    predicted = {
+    predicted: dict[str, tuple[float, float]] = {
         variant: (prediction.ttft_s, prediction.request_s - prediction.ttft_s) for variant, prediction in answer.items()
     }
-    facts, count = runs.environment, min(map(len, requests.values()))
+    facts, count, pace = runs.environment, min(map(len, requests.values())), None
+    if REFERENCE in requests and len(requests) > 1:
+        now, then = np.median(requests.pop(REFERENCE), axis=0), np.array(predicted.pop(REFERENCE))
+        paces = np.divide(now, then, out=np.ones(2), where=then > 0.0)
+        predicted = {variant: tuple(paces * times) for variant, times in predicted.items()}
+        pace = float(now.sum() / then.sum())
     cores = facts.get("cpu_cores", "?")
     title = (
         f"{scenario.model.name} {facts['dtype']}, {scenario.model.layers} layers, TP {scenario.plan.tp} over "
         f"{facts['backend']}; {facts['cpu']}, {cores} cores, torch {facts['torch']}; {count} requests each"
     )
-    missing = [variant for variant in (*runs, *wanted) if variant not in requests]
+    missing = [variant for variant in (*runs, *wanted) if variant not in answer]
     return RunCheck(
         title=title,
         rows=tuple(compare_requests(requests, predicted, steps)),
         timed=timed,
         missing=tuple(dict.fromkeys(missing)),
+        pace=pace,
     )
 
 

@@ -280,6 +280,7 @@ def planted(*, kernel_s: float = 1e-3, message_s: float = 0.5e-3, resume_s: floa
             kernels = sum(op.stream == "compute" for op in ops_of(scenario, "upper-bound", phase, step))
             seconds += kernels * kernel_s
         passes_s.append(seconds)
+    observed.load.append(0.0)
     observed.compute_only.append(Times(*passes_s))
     # 8 messages in each of 1 and 2 passes
     waited = [8 * count * (message_s + resume_s) for count in (1, 2)]
@@ -307,6 +308,18 @@ def test_what_a_wait_costs_is_found_and_does_not_slow_the_link() -> None:
     assert after == pytest.approx(before, abs=2.5e-3)
     before, after = (times_of(observed.scenario, "standard", profile).prefill_s for profile in (even, late))
     assert after == pytest.approx(before + 8e-3, rel=1e-3)
+
+
+def test_what_a_wait_costs_is_found_on_a_machine_that_changes_its_pace() -> None:
+    """Requests with and without communication are told apart within a round; in the second one the pace changed."""
+    observed = planted(resume_s=50e-6)
+    observed.load.extend((0.0, 0.0))
+    alone, standard = observed.compute_only, observed.requests[Run("slow", "standard")]
+    slow, longer = Times(*(1.5 * seconds for seconds in alone[0])), Times(*(0.5 * seconds for seconds in alone[0]))
+    alone += [slow, slow]
+    standard += [standard[0], Times(*(sum(both) for both in zip(standard[0], longer, strict=True)))]
+    waits = in_place(observed).waits
+    assert {size: wait.wake_s for size, wait in waits.items()} == pytest.approx(dict.fromkeys(SIZES, 50e-6), rel=1e-3)
 
 
 @pytest.mark.parametrize("message_s", [0.5e-3, 20e-3])

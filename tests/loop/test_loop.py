@@ -133,6 +133,20 @@ def test_a_profile_of_other_runs_or_a_timed_wiring_is_refused(turns: tuple[Runs,
     assert validate(runs, profile=profile, held_back=["desync:2"]).missing == ("desync:2",)
 
 
+def test_runs_without_communication_show_the_pace_of_the_machine(turns: tuple[Runs, CalibrationProfile, Runs]) -> None:
+    """A machine that became twice as slow since its profile was measured errs as before."""
+    runs, profile, _ = turns
+    bound = predict(SMALL, ["upper-bound"], profile=profile)["upper-bound"]
+    slow = Runs({variant: [Times(2.0 * first, 2.0 * rest) for first, rest in each] for variant, each in runs.items()})
+    slow["upper-bound"] = [Times(2.0 * bound.ttft_s, 2.0 * (bound.request_s - bound.ttft_s))]
+    slow.scenario, slow.environment = runs.scenario, runs.environment
+    before, now = validate(runs, profile=profile), validate(slow, profile=profile)
+    assert (before.pace, now.pace) == (None, pytest.approx(2.0))
+    assert [row.variant for row in now.rows] == [row.variant for row in before.rows]
+    assert [row.error for row in now.rows] == pytest.approx([row.error for row in before.rows])
+    assert "2.00x as long as for the profile" in str(now)
+
+
 def test_a_machine_without_a_datasheet_needs_a_profile(turns: tuple[Runs, CalibrationProfile, Runs]) -> None:
     with pytest.raises(UsageError, match="cluster 'this-machine' has no datasheet"):
         predict(SMALL)

@@ -24,7 +24,7 @@ from ladder_sim.system.files import locked
 from ladder_sim.wirings.layout import lay_out
 from ladder_sim_runtime.comm.heartbeat import Heartbeat, RankProgress
 from ladder_sim_runtime.comm.launch import FOLDER
-from ladder_sim_runtime.comm.process_group import Degrees
+from ladder_sim_runtime.comm.process_group import Degrees, _ahead
 from ladder_sim_runtime.comm.rendezvous import Place, agree, connect
 from ladder_sim_runtime.config import CommConfig, ModelConfig
 from tests.conftest import REPO
@@ -501,3 +501,27 @@ def test_numbers_that_torch_cannot_hold(model: Path, arguments: tuple[str, ...],
     assert part in errors
     assert "hint: " in errors
     assert "hint: a bug" not in errors
+
+
+def test_threads_of_gloo_come_before_ranks_that_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where this user may, and only they; else nothing changes."""
+
+    def policy_of_a_thread() -> int:
+        with _ahead(), ThreadPoolExecutor(1) as pool:
+            return pool.submit(os.sched_getscheduler, 0).result()
+
+    ordinary = os.sched_getscheduler(0)
+    try:
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+        os.sched_setscheduler(0, ordinary, os.sched_param(0))
+        wanted = os.SCHED_RR
+    except PermissionError:
+        wanted = ordinary
+    assert policy_of_a_thread() == wanted
+    assert os.sched_getscheduler(0) == ordinary
+
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "sched_setscheduler", refuse)
+    assert policy_of_a_thread() == ordinary

@@ -63,7 +63,7 @@ def profile_of(observed: Observations, *, created: str) -> CalibrationProfile:
     run = Run(link, "standard")
     waits: dict[float, Wait] = {}
     seconds = {kind: curve.seconds.copy() for kind, curve in curves.items()}
-    lasts = zip(PHASES, times_of(observed.scenario, "standard", profile), observed.request(run), strict=True)
+    lasts = zip(PHASES, times_of(observed.scenario, "standard", profile), observed.at_pace(run), strict=True)
     for phase, predicted_s, measured_s in lasts:
         messages = all_reduces(observed.scenario, phase)
         each_s = (measured_s - predicted_s) / len(messages) / max(1, len(steps(observed.scenario, phase)))

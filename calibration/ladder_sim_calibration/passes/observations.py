@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
+import numpy as np
+
 from ladder_sim.costs import in_place
 from ladder_sim.costs.in_place import OpKey
 from ladder_sim.costs.lookup import Curve
@@ -63,6 +65,16 @@ class Observations:
     def request(self, run: Run) -> Times:
         """Return the median request of a run."""
         return Times(*(median(column) for column in zip(*self.requests[run], strict=True)))
+
+    def at_pace(self, run: Run) -> Times:
+        """Return the median request of a run at the pace that the machine has in requests without communication.
+
+        A shared machine changes its pace from round to round; within a round it is nearly the same for both.
+        """
+        both = (np.array(times).reshape(len(self.load), -1, 2) for times in (self.compute_only, self.requests[run]))
+        without_s, with_s = (np.median(times, axis=1) for times in both)
+        longer_s = np.median(with_s - without_s, axis=0)
+        return Times(*(np.median(self.compute_only, axis=0) + longer_s).tolist())
 
 
 def steps(scenario: Scenario, phase: Phase) -> range:

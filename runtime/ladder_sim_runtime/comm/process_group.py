@@ -4,8 +4,8 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
 
@@ -297,15 +297,37 @@ def _gloo_group(store: Store, rank: int, size: int, *, threads: int, timeout_s: 
             hint=f"there are {', '.join(here)}",
         )
     create, default = dist.ProcessGroupGloo.create_device, dist.ProcessGroupGloo.create_default_device
-    options._devices = [create(interface=interface) if interface else default() for interface in named]
+    with _ahead():
+        options._devices = [create(interface=interface) if interface else default() for interface in named]
     options._threads = threads
     options._timeout = timedelta(seconds=timeout_s)
-    backend = dist.ProcessGroupGloo(PrefixStore("gloo", store), rank, size, options)
+    with _ahead():
+        backend = dist.ProcessGroupGloo(PrefixStore("gloo", store), rank, size, options)
     group = dist.ProcessGroup(store, rank, size)
     # init_process_group takes no options for gloo
     group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
     group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
     return group
+
+
+@contextmanager
+def _ahead() -> Iterator[None]:
+    """Let threads that start here run before others, if this user may.
+
+    As ordinary threads, gloo's wait until the scheduler's next tick takes a core from a rank that computes: up to 4 ms
+    a turn (Linux, CONFIG_HZ=250), where a message of 6 KB takes 0.3 ms.
+    """
+    try:
+        before = os.sched_getscheduler(0), os.sched_getparam(0)
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(os.sched_get_priority_min(os.SCHED_RR)))
+    except (AttributeError, OSError):
+        # macOS has no such call
+        yield
+        return
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, *before)
 
 
 # what NCCL waits for longer than the heartbeat
