@@ -186,8 +186,10 @@ def _same_models(scenario: Scenario, simulated: Mapping[str, Request]) -> Iterat
         for name in dict.fromkeys((*DEFAULT_VARIANTS[:-1], *simulated))
     }
     for name, own in wirings.items():
+        if not own.is_own or own.model is None:
+            continue
         named = [other for other, wiring in wirings.items() if not wiring.is_own and wiring.model == own.model]
-        if own.is_own and own.model is not None and named:
+        if named:
             counts = [sum(block.reduces for _, block in wirings[each].blocks) for each in (name, named[0])]
             by = f"by {counts[0]} all-reduces a pass instead of {counts[1]}"
             text = f"{name} is the same model as {named[0]}" + (f", {by}" if counts[0] != counts[1] else "")

@@ -86,6 +86,16 @@ class Outline:
         return list(zip(streams, self.kinds, across, strict=True))
 
     @cached_property
+    def befores(self) -> Sequence[tuple[int, ...]]:
+        """Tasks that each task waits for: its dependencies, and the task before it on its stream."""
+        latest: dict[int, tuple[int]] = {}
+        befores = []
+        for index, (stream, after) in enumerate(zip(self.streams, self.after, strict=True)):
+            befores.append((*after, *latest.get(stream, ())))
+            latest[stream] = (index,)
+        return befores
+
+    @cached_property
     def kind_streams(self) -> Sequence[int]:
         return [stream for _, stream in sorted(set(zip(self.kinds, self.streams, strict=True)))]
 

@@ -6,7 +6,7 @@ Intervals of time are pairs of start and end, seconds. `Spans` are sorted and di
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import islice
 from operator import itemgetter
 from typing import Self
 
@@ -118,27 +118,25 @@ class Timeline:
     def busy(self, streams: Iterable[int]) -> Spans:
         """Return the spans in which any task of `streams` runs."""
         chosen = set(streams)
-        spans = zip(self.program.tasks, self.start_s.tolist(), self.end_s.tolist(), strict=True)
-        return union((start_s, end_s) for task, start_s, end_s in spans if task.stream in chosen)
+        spans = zip(self.program.outline.streams, self.start_s.tolist(), self.end_s.tolist(), strict=True)
+        return union((start_s, end_s) for stream, start_s, end_s in spans if stream in chosen)
 
     def critical_path(self) -> list[int]:
         """Return the tasks from first to last, each of which ended at the moment that let the next one become ready."""
         if not len(self.end_s):
             return []
-        tasks, members, end_s = list(self.program.tasks), self.program.outline.members, self.end_s.tolist()
-        before_on_stream: dict[int, tuple[int]] = {}
-        for queue in self.program.queues():
-            before_on_stream.update((late, (early,)) for early, late in pairwise(queue))
+        outline, costs = self.program.outline, self.program.costs
+        streams, kinds, groups, befores = outline.streams, outline.kinds, outline.groups, outline.befores
+        ready_s, end_s = self.ready_s.tolist(), self.end_s.tolist()
+        # when tasks of other streams notice an end
+        noticed_s = [end + float(costs[kind].wake_s) for end, kind in zip(end_s, kinds, strict=True)]
         path = [end_s.index(max(end_s))]
         while True:
             latest = path[-1]
-            if tasks[latest].group != NO_GROUP:
-                latest = max(members[tasks[latest].group], key=lambda i: float(self.ready_s[i] + tasks[i].lead_s))
-            own = tasks[latest].stream
-            noticed_s = {
-                before: end_s[before] + (0.0 if tasks[before].stream == own else float(tasks[before].wake_s))
-                for before in (*tasks[latest].after, *before_on_stream.get(latest, ()))
-            }
-            if not noticed_s:
+            if groups[latest] != NO_GROUP:
+                latest = max(outline.members[groups[latest]], key=lambda i: ready_s[i] + float(costs[kinds[i]].lead_s))
+            before, own = befores[latest], streams[latest]
+            if not before:
                 return path[::-1]
-            path.append(max(noticed_s, key=noticed_s.__getitem__))
+            times_s = [end_s[each] if streams[each] == own else noticed_s[each] for each in before]
+            path.append(before[times_s.index(max(times_s))])

@@ -312,9 +312,11 @@ def values(state: State, setup: Setup | None, allowlist: Allowlist) -> dict[str,
     return shown
 
 
+_NAMES = {argument.key: name for name, argument in ARGUMENTS.items()} | {short_name(name): name for name in HARDWARE}
+
+
 def _holds(key: str, setup: Setup | None) -> str:
-    names = {argument.key: name for name, argument in ARGUMENTS.items()} | {short_name(name): name for name in HARDWARE}
-    name = names.get(key)
+    name = _NAMES.get(key)
     if setup is None or name is None:
         return ""
     if "." not in name:

@@ -57,9 +57,7 @@ def fleet(queries: Queries, query: str) -> Panel:
     charts = []
     figures: dict[str, Any] = {}
     for number, bound in enumerate(found.slo.bounds):
-        charts.append(
-            chart(f"bound{number}", f"{bound.metric.upper()} p{bound.percentile:g}", "ms, by requests/s to one replica")
-        )
+        charts.append(chart(f"bound{number}", f"{bound.metric.upper()} p{bound.percentile:g}"))
         figures |= figures_of(**{f"bound{number}": bound_figure(found, number)})
     brief = report.brief
     remarks = [f"{each.text}" for each in brief.remarks]

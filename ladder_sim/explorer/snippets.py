@@ -109,7 +109,7 @@ def python_code(state: State, allowlist: Allowlist) -> str:
     lines = ["from ladder_sim import Scenario, predict"]
     if state.measured:
         lines.append("from ladder_sim.conditioning import condition")
-    if state.shape is not None:
+    if state.shape is not None and not state.shape.block_kinds:
         lines.append("from ladder_sim.specs.model import ModelSpec")
     shown = state.variant if not state.variants or state.variant in state.variants else state.variants[-1]
     lines += [
@@ -135,5 +135,8 @@ def _arguments(state: State, allowlist: Allowlist, *left_out: str) -> str:
 
 def _literal(value: Any) -> str:
     if isinstance(value, ModelSpec):
+        if value.block_kinds:
+            # many objects: the reader has the file
+            return '"config.json"'
         return f"ModelSpec({', '.join(f'{name}={field!r}' for name, field in model_fields(value).items())})"
     return repr(value) if isinstance(value, bool) else json.dumps(value)

@@ -14,6 +14,7 @@ from ladder_sim.display.labels import field_title
 from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.hf.fields import Fields, parse_object
+from ladder_sim.hf.listed import block_kind, plain
 from ladder_sim.hf.quantization import KvDType
 from ladder_sim.prediction import default_variants
 from ladder_sim.serving.requests.slo import SLO
@@ -26,7 +27,7 @@ from ladder_sim.specs.workload import Imbalance
 from ladder_sim.sweeps.axes import axis, resolve
 from ladder_sim.sweeps.price import PRICE_HINT, check_price
 from ladder_sim.units import parse_quantity, quoted
-from ladder_sim.values import choice, field_kinds
+from ladder_sim.values import choice, field_kinds, whole
 from ladder_sim.wirings.names import canonical_names, named
 
 # of a query
@@ -227,16 +228,11 @@ def model_name(text: str) -> str:
 
 
 def model_text(shape: ModelSpec) -> str:
-    """Return a model's shape as a link holds it: one JSON object.
-
-    Raises UsageError if its config lists kinds of blocks as data, which a link cannot hold.
-    """
+    """Return a model's shape as a link holds it: one JSON object."""
+    shown = model_fields(shape)
     if shape.block_kinds:
-        raise UsageError(
-            f"'{shape.name}' has kinds of blocks that the page's link cannot hold",
-            hint="`ladder-sim predict --model config.json` predicts it",
-        )
-    return json.dumps(model_fields(shape), separators=(",", ":"))
+        shown["block_kinds"] = list(map(plain, shape.block_kinds))
+    return json.dumps(shown, separators=(",", ":"))
 
 
 def model_fields(shape: ModelSpec) -> dict[str, Any]:
@@ -376,6 +372,8 @@ def _shape(key: str, text: str) -> ModelSpec:
         if get_origin(kind) is tuple:
             values = table.pop(field_name, [])
             given[field_name] = tuple(values) if isinstance(values, list) else (values,)
+    kinds = given["block_kinds"] = tuple(block_kind(each, "model: block_kinds") for each in given["block_kinds"])
+    given["block_order"] = tuple(whole(each, "model: block_order", 0, len(kinds) - 1) for each in given["block_order"])
     return read_table(ModelSpec, table, where="model", **given)
 
 

@@ -15,7 +15,11 @@ _AXIS = re.compile(r"[xy]axis\d*")
 DARK = {
     TEXT_COLOUR: "#E4E7EB",
     GRID_COLOUR: "#323943",
+    # as the style sheet has them
     VARIANT_COLOURS["standard"]: "#A3ABB5",
+    VARIANT_COLOURS["ladder"]: "#56B4E9",
+    VARIANT_COLOURS["parallel"]: "#F0A830",
+    VARIANT_COLOURS["upper-bound"]: "#3FBF93",
     "white": "#171B21",
     "#F5F5F5": "#20262E",
 }

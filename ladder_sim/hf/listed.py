@@ -36,20 +36,20 @@ def described(blocks: Sequence[tuple[int, BlockKind]]) -> dict[str, Any]:
     """
     kinds = list(dict.fromkeys(block for _, block in blocks))
     return {
-        "kinds": [_plain(kind) for kind in kinds],
+        "kinds": [plain(kind) for kind in kinds],
         "blocks": [kinds.index(block) for _, block in blocks],
         "layers": [layer for layer, _ in blocks],
     }
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return a value as JSON has it, without fields that have their default."""
     if isinstance(value, tuple):
-        return [_plain(each) for each in value]
+        return [plain(each) for each in value]
     if not dataclasses.is_dataclass(value):
         return value
     own = {each.name: (getattr(value, each.name), each.default) for each in dataclasses.fields(value)}
-    return {_KEY: type(value).__name__, **{name: _plain(has) for name, (has, default) in own.items() if has != default}}
+    return {_KEY: type(value).__name__, **{name: plain(has) for name, (has, default) in own.items() if has != default}}
 
 
 def read_layers(fields: Fields) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def read_layers(fields: Fields) -> dict[str, Any]:
         raise fields.error("kinds", "kinds and blocks must be lists that are not empty", "trace the model again")
     if len(order) % 2:
         raise fields.error("blocks", "two blocks in a row are a layer, and their number is odd", "leave one out")
-    kinds = tuple(_read(each, BlockKind, f"{fields.source}: kinds") for each in listed)
+    kinds = tuple(block_kind(each, f"{fields.source}: kinds") for each in listed)
     positions = [whole(each, f"{fields.source}: blocks: a block", 0, len(kinds) - 1) for each in order]
     quantization = read_quantization(fields.config, fields.source, layers=max(layers) + 1)
     blocks = [kinds[at].keeping(quantization.kept_in(layer)) for at, layer in zip(positions, layers, strict=True)]
@@ -87,6 +87,12 @@ def read_layers(fields: Fields) -> dict[str, Any]:
         "unquantized": quantization.unquantized,
         "kv_cache_dtype": quantization.kv_dtype,
     }
+
+
+def block_kind(value: object, where: str) -> BlockKind:
+    """Return a kind of block from its form in JSON, as `plain` gives it; raise SpecError if it is none."""
+    kind: BlockKind = _read(value, BlockKind, where)
+    return kind
 
 
 def _read(value: object, kind: Any, where: str) -> Any:

@@ -101,37 +101,38 @@ class Breakdown:
         repeats = schedule.layout.wiring.repeats
         compute = timeline.busy([COMPUTE])
         figures = Gpu.of(gpu)
-        limits = [_limit(op, figures) for op in distinct]
         busy_s: dict[str, float] = defaultdict(float)
         limits_s: dict[str, float] = defaultdict(float)
         errors_s: dict[str, float] = defaultdict(float)
         sources_s: dict[tuple[str, str], float] = defaultdict(float)
         comm_s = hidden_s = slowed_s = 0.0
         ready, start, end = timeline.ready_s.tolist(), timeline.start_s.tolist(), timeline.end_s.tolist()
-        layout, tasks = schedule.layout, list(timeline.program.tasks)
+        layout, outline, costs = schedule.layout, timeline.program.outline, timeline.program.costs
         launches = len(end) - len(layout.names)
         # end of the last task so far of each stream, if it is on the critical path
         ended: dict[int, float] = {}
         for index, layer in enumerate(layout.layers[:launches]):
             if index in critical:
                 limits_s["launches"] += repeats.get(layer, 1) * (end[index] - start[index])
-        ops = zip(layout.kinds, layout.layers, layout.same_as, tasks[launches:], strict=True)
-        for index, (kind, layer, like, task) in enumerate(ops, launches):
+        limits: dict[int, str] = {}
+        ops = zip(layout.kinds, layout.layers, layout.same_as, outline.streams[launches:], strict=True)
+        for index, (kind, layer, like, stream) in enumerate(ops, launches):
             times, span_s, estimate = repeats.get(layer, 1), end[index] - start[index], estimates[like]
             busy_s[kind] += times * span_s
-            if task.stream == COMM:
+            if stream == COMM:
                 comm_s += times * span_s
                 hidden_s += times * overlap_s((start[index], end[index]), compute)
             else:
-                slowed_s += times * (span_s - float(task.duration_s))
+                slowed_s += times * (span_s - float(costs[outline.kinds[index]].duration_s))
             if index in critical:
-                limits_s[limits[like]] += times * span_s
-                before_s = [end[before] for before in task.after if before in critical]
-                noticed_s = ready[index] - max([*before_s, ended.get(task.stream, 0.0)])
+                limit = limits.get(like) or limits.setdefault(like, _limit(distinct[like], figures))
+                limits_s[limit] += times * span_s
+                before_s = [end[before] for before in outline.after[index] if before in critical]
+                noticed_s = ready[index] - max([*before_s, ended.get(stream, 0.0)])
                 limits_s["waits"] += times * (start[index] - ready[index] + noticed_s)
                 errors_s[ERROR_KINDS.get(kind, kind)] += times * float(estimate.error) * span_s
                 sources_s[estimate.source, kind] += times * span_s
-            ended[task.stream] = end[index] if index in critical else 0.0
+            ended[stream] = end[index] if index in critical else 0.0
         return cls(
             busy_s=dict(busy_s),
             limits_s=dict(limits_s),

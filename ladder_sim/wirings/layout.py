@@ -166,7 +166,7 @@ class Wiring:
             reads.append(dict(sorted(stream.items())))
         return reads
 
-    @property
+    @cached_property
     def model(self) -> Sequence[object] | None:
         """What each layer's attention and MLP read, and the LM head: equal where wirings are one model; None: lanes."""
         if len(self.lanes) > 1 or any(block.weights not in ((), (1,)) for _, block in self.blocks):

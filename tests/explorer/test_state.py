@@ -16,7 +16,7 @@ from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.answers import Queries
 from ladder_sim.explorer.snippets import capacity_command, command_line, python_code
-from ladder_sim.explorer.state import TABS, State
+from ladder_sim.explorer.state import TABS, State, read_config
 from ladder_sim.explorer.views import VIEWS
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS, DEFAULTS
@@ -81,11 +81,27 @@ def test_a_link_holds_every_profile() -> None:
         assert State.parse(state.query(), ALLOWLIST) == state
 
 
-def test_a_model_that_no_link_holds_is_refused() -> None:
-    """Regression: kinds of blocks that a config lists as data ended as a TypeError of json."""
-    refused = run("explore", "--export", "page", "--model", str(DATA / "qwen3_next_layers.json"))
-    assert refused.code == 2
-    assert "has kinds of blocks that the page's link cannot hold" in refused.err
+def test_a_model_listed_as_data_travels_in_the_link() -> None:
+    """Regression: kinds of blocks were a TypeError of json, later refused."""
+    path = DATA / "qwen3_next_layers.json"
+    name, text = read_config(path.name, path.read_text())
+    state = State.parse(urlencode({"model": name, "shape": text}), ALLOWLIST)
+    own = catalog.model(str(path))
+    assert state.shape == replace(own, name=name, source="dropped on the page")
+    assert State.parse(state.query(), ALLOWLIST) == state
+    assert 'model="config.json"' in python_code(state, ALLOWLIST)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [('"block_order":[0', '"block_order":[99'), ('"block_order":[0', '"block_order":["a"'), ('"kind":"', '"kind":"x')],
+)
+def test_blocks_of_a_damaged_link_are_refused(old: str, new: str) -> None:
+    path = DATA / "qwen3_next_layers.json"
+    _, text = read_config(path.name, path.read_text())
+    assert old in text
+    with pytest.raises(LadderSimError):
+        State.parse(urlencode({"shape": text.replace(old, new, 1)}), ALLOWLIST)
 
 
 def test_a_dropped_model_travels_in_the_link() -> None:

@@ -32,6 +32,7 @@ from ladder_sim.simulate.request import decode_contexts, simulate_request
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.validation.dataset import read_dataset
+from ladder_sim.wirings.layout import Wiring
 from ladder_sim.wirings.names import DEFAULT_VARIANTS
 from tests.support.predict_one import predict_one
 from tests.support.scenarios import VARIANTS, shallow
@@ -668,3 +669,13 @@ def test_a_wiring_of_ones_own_that_is_a_named_one_is_called_so(rule: str, named:
     warnings = predict(model="8b", tp=4, variants=[str(own), str(other)]).confidence.warnings
     (said,) = [text for text in warnings if "same model" in text]
     assert said == f"{own} is the same model as {named}"
+
+
+def test_named_wirings_are_not_compared_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: every answer laid out what each block reads, half of the time of a prediction of 126 layers."""
+
+    def reads(_: Wiring) -> list[dict[int, str]]:
+        raise AssertionError("no wiring of this answer is one's own")
+
+    monkeypatch.setattr(Wiring, "reads", reads)
+    assert not [text for text in predict(model="8b", tp=4).confidence.warnings if "same model" in text]
