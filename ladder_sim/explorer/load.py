@@ -16,7 +16,7 @@ from ladder_sim.explorer.snippets import (
 from ladder_sim.report.capacity import CapacityReport
 from ladder_sim.report.figures.serve import bound_figure
 from ladder_sim.serving.capacity import capacity
-from ladder_sim.serving.service import DEFAULT_VARIANTS
+from ladder_sim.serving.service import SERVED_VARIANTS
 from ladder_sim.specs.arguments import keywords_of
 from ladder_sim.specs.legal_plans import DEGREES
 
@@ -41,7 +41,7 @@ def fleet(queries: Queries, query: str) -> Panel:
     scenario = state.scenario(queries.allowlist)
     arguments = state.point(queries.allowlist, *DEGREES, *OF_REQUESTS)
     found = capacity(
-        variants=state.variants or DEFAULT_VARIANTS,
+        variants=state.variants or SERVED_VARIANTS,
         slo=state.slo,
         rate=state.rate or USUAL_RATE,
         prompt=scenario.workload.prompt,
