@@ -62,6 +62,8 @@ _SHIPPED_NAME = re.compile(r"[a-z0-9-]+(\.[0-9]+)?")
 _OPTIONAL = ("stack_fit", "sampling", "experts", "in_place")
 # entries of a derived profile that add to its base's
 _SHARED = ("environment", "sources", "gemm", "attention_prefill", "attention_decode", "collectives")
+# files of schema version 1: the entry, and its two scales
+_OLD_STACK_FIT, _OLD_SCALES = "transfer", {"near": "fitted_scale", "beyond": "other_scale"}
 # a fit's figure in files of earlier versions
 _OLD_FIGURES = {b'"host.latency_s"': b'"host.allreduce_floor_s"'}
 
@@ -128,6 +130,8 @@ def decode(document: bytes, *, origin: str) -> CalibrationProfile:
     """
     try:
         head = read_head(_Head, document, SCHEMA, origin, ProfileError)
+        if head.schema_version == 1:
+            document = _upgraded(document)
         if head.schema_version < 4:
             document = _without_waves(document)
         for old, name in _OLD_FIGURES.items():
@@ -168,6 +172,17 @@ def _beyond(entries: Any, base: Any) -> Any:
         else value
         for name, value in changed.items()
     }
+
+
+def _upgraded(document: bytes) -> bytes:
+    """Return a profile's JSON with names of today in place of earlier ones."""
+    if f'"{_OLD_STACK_FIT}"'.encode() not in document:
+        return document
+    entries = json.loads(document)
+    fit = entries.pop(_OLD_STACK_FIT, None)
+    if isinstance(fit, dict):
+        fit = {_OLD_SCALES.get(name, name): value for name, value in fit.items()}
+    return json.dumps({**entries, "stack_fit": fit}).encode()
 
 
 def _without_waves(document: bytes) -> bytes:

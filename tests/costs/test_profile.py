@@ -329,6 +329,29 @@ def test_any_damage_to_a_profile_is_seen(content: bytes) -> None:
     assert is_profile_or_refused(content)
 
 
+# what older files hold
+
+
+def test_a_fit_in_a_file_of_schema_version_1_is_read_by_its_new_names(tmp_path: Path) -> None:
+    """Such a file does not say either of which families, nodes, precisions and sizes its runs were."""
+    fit = load_profile("h100-sxm-gpt-fast").stack_fit
+    assert fit is not None
+    save_profile(load_profile("h100-sxm-gpt-fast"), tmp_path / "new.json")
+    document = json.loads((tmp_path / "new.json").read_text())
+    assert (document["schema_version"], load_profile(tmp_path / "new.json").stack_fit) == (4, fit)
+    entries = document.pop("stack_fit")
+    unknown = {"allreduce": "", "families": (), "nodes": (), "dtypes": (), "sizes": {}}
+    kept = {name: value for name, value in entries.items() if name not in unknown}
+    old = {"fitted_scale": "near", "other_scale": "beyond"}
+    document = {
+        **document,
+        "schema_version": 1,
+        "transfer": {old.get(name, name): value for name, value in kept.items()},
+    }
+    again = load_profile(write(tmp_path / "old.json", document)).stack_fit
+    assert again == dataclasses.replace(fit, **unknown)
+
+
 def test_a_profile_of_an_unknown_cluster_is_refused_when_it_is_read(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match="gpu: unknown cluster 'h100-sxn'"):
         load_profile(write(tmp_path / "p.json", {**small_document(), "gpu": "h100-sxn"}))
