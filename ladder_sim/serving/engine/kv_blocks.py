@@ -140,6 +140,7 @@ class KvBlocks:
         )
 
     def share(self, blocks: Sequence[Held]) -> None:
+        """Let one more request use cached blocks."""
         for part, _, stop in blocks:
             for number, run in enumerate(part.runs):
                 if run.start >= stop:
