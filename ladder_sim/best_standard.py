@@ -93,8 +93,8 @@ def best_standard(asked: Confidence) -> BestStandard | None:
     Returns
     -------
     BestStandard or None
-        None if the plan asked about is the fastest, or within what runs alike differ by. Of plans that are as close to
-        the fastest one, the plan with the fewest kinds of parallelism.
+        None if the plan asked about is the fastest, or within what runs alike differ by, or if the profile is of real
+        passes on it. Of plans that are as close to the fastest one, the plan with the fewest kinds of parallelism.
 
     Examples
     --------
@@ -105,6 +105,9 @@ def best_standard(asked: Confidence) -> BestStandard | None:
     'TP 8, PP 2'
     """
     scenario, profile = asked.scenario, asked.costs.profile
+    if profile and profile.in_place is not None:
+        # real passes of one plan price no other
+        return None
     others = [_standard(scenario.having(plan=plan), profile) for plan in candidates(scenario)]
     faster = [each for each in others if each and _is_faster(each, asked)]
     if not faster:

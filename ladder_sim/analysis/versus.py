@@ -28,7 +28,7 @@ from ladder_sim.specs.scenario_warnings import used_settings
 from ladder_sim.specs.techniques import NO_TECHNIQUES, TECHNIQUES, Support, Technique, Techniques, family_of
 from ladder_sim.values import typed
 from ladder_sim.wirings.layout import Wiring, lay_out
-from ladder_sim.wirings.names import canonical_names, parse
+from ladder_sim.wirings.names import NO_COMMUNICATION, canonical_names, parse
 
 if TYPE_CHECKING:
     from ladder_sim.serving.requests.slo import SLO
@@ -105,7 +105,6 @@ def change(name: str) -> Technique:
     return TECHNIQUES.get(family_of(name), _OWN_KERNELS if name == ENGINES_OWN else _OTHER_PLAN)
 
 
-BOUND = "upper-bound"
 # of two gains: from which one is seen to be larger
 SEEN = 1.01
 
@@ -174,7 +173,9 @@ class Option:
     def is_limit(self) -> bool:
         """Nothing that can be run."""
         techniques = self.scenario.techniques.chosen
-        return self.prediction.variant == BOUND or any(TECHNIQUES[family_of(name)].limit for name in techniques)
+        return self.prediction.variant == NO_COMMUNICATION or any(
+            TECHNIQUES[family_of(name)].limit for name in techniques
+        )
 
     @property
     def lossy(self) -> bool:
@@ -330,7 +331,7 @@ class Versus(Answer):
 
         Requests in flight alone have them: a slower decode sends fewer prompts.
         """
-        bound = self.options.get(BOUND)
+        bound = self.options.get(NO_COMMUNICATION)
         if bound is None or self.scenario.workload.concurrency is None:
             return []
         same_plan = (each for each in _exact(self.own) if not each.on_other_plan)
@@ -340,7 +341,7 @@ class Versus(Answer):
     @property
     def earlier_text(self) -> str:
         """Why they come earlier, in a sentence."""
-        first, bound = self.earlier[0], self.options[BOUND]
+        first, bound = self.earlier[0], self.options[NO_COMMUNICATION]
         return (
             f"First tokens come {first.ttft_gain:.2f} times as fast with {first.name} and {bound.ttft_gain:.2f} "
             "times without communication: its tokens take longer, so that fewer prompts are in the queue at a time."
@@ -427,7 +428,7 @@ def versus(
             predictions[changes] = predict(
                 # refuses what does not fit the plan
                 base.having(**changed),
-                fitting if changes else [*fitting, BOUND],
+                fitting if changes else [*fitting, NO_COMMUNICATION],
                 profile=profile,
                 ignore_memory=ignore_memory,
             )
@@ -438,7 +439,7 @@ def versus(
     plain = predictions[()]
     left_out |= {name: "ranks cannot split its residual (sp)" for name in names if name not in plain}
     options = [
-        Option(prediction=each, plain=plain, retrained=each.variant not in (own, BOUND), changes=changes)
+        Option(prediction=each, plain=plain, retrained=each.variant not in (own, NO_COMMUNICATION), changes=changes)
         for changes, row in predictions.items()
         for each in row.values()
     ]
@@ -454,7 +455,7 @@ def versus(
     named = [name for name in names if variants is not None and name in wirings]
     named += [" + ".join(changes) for changes in predictions if techniques is not None and changes]
     shown = options if techniques is not None else [each for each in options if _adds(each, options, own)]
-    free = plain[BOUND]
+    free = plain[NO_COMMUNICATION]
     return Versus(
         scenario=base,
         options={each.name: each for each in shown},
@@ -497,7 +498,7 @@ def _adds(option: Option, options: Sequence[Option], own: str) -> bool:
     """
     name, chosen = option.prediction.variant, option.changes
     if option.is_limit:
-        return name in ("standard", BOUND)
+        return name in ("standard", NO_COMMUNICATION)
     same = [each for each in options if each.prediction.variant == name and not each.is_limit]
     parts = [each for each in same if each is not option and set(each.changes) < set(chosen)]
     if (name == own and len(chosen) < 2) or not chosen:

@@ -227,6 +227,8 @@ def simulate(
         Requests of each client. At least 2.
     front_end
         Front end of the server.
+    lengths
+        Lengths of steps by which requests are scheduled; by default those of `times`.
 
     Examples
     --------
@@ -261,32 +263,32 @@ def simulate(
 def _served(parts: Sequence[tuple[float, _Priced]], clients: Clients, front_end: FrontEnd) -> Served:
     """Return the means over schedules, each with its share."""
 
-    def mean(of: Callable[[_Priced, Schedule], Any]) -> float:
-        return sum(share * float(of(each, each.plan)) for share, each in parts)
+    def mean(of: Callable[[_Priced], Any]) -> float:
+        return sum(share * float(of(each)) for share, each in parts)
 
-    requests, now_s = parts[0][1].plan.requests, mean(lambda each, _: each.times_s.now)
-    further_s = mean(lambda each, _: each.times_s.further)
-    tpot_s = further_s / mean(lambda _, plan: plan.tokens)
+    requests, now_s = parts[0][1].plan.requests, mean(lambda each: each.times_s.now)
+    further_s = mean(lambda each: each.times_s.further)
+    tpot_s = further_s / mean(lambda each: each.plan.tokens)
     front_end_s = float(front_end.outside_s(tpot_s))
-    waited_s = mean(lambda each, plan: each.times_s.waited + plan.begun * front_end_s)
+    waited_s = mean(lambda each: each.times_s.waited + each.plan.begun * front_end_s)
     waits_s = np.concatenate([each.waits_s(front_end_s) for _, each in parts])
     weights = np.concatenate([share * each.plan.weights for share, each in parts])
     engine_s = waited_s / requests - front_end_s + clients.steps * tpot_s
     in_engine = clients.concurrency * engine_s / (engine_s + front_end_s)
-    steps = mean(lambda _, plan: plan.steps.sum())
-    prompts_s = mean(lambda each, _: each.prompts_s)
-    alone_s = mean(lambda each, _: each.tokens_s) / mean(lambda _, plan: plan.steps @ plan.decodes)
+    steps = mean(lambda each: each.plan.steps.sum())
+    prompts_s = mean(lambda each: each.prompts_s)
+    alone_s = mean(lambda each: each.tokens_s) / mean(lambda each: each.plan.steps @ each.plan.decodes)
     return Served(
         ttft_s=waited_s / requests,
         ttft_p50_s=_weighted_median(waits_s, weights),
-        prompt_s=prompts_s / (mean(lambda _, plan: plan.steps @ plan.held) / clients.prompt),
+        prompt_s=prompts_s / (mean(lambda each: each.plan.steps @ each.plan.held) / clients.prompt),
         duty=prompts_s / now_s,
-        running=min(mean(lambda each, _: each.times_s.ran) / now_s, clients.concurrency),
+        running=min(mean(lambda each: each.times_s.ran) / now_s, clients.concurrency),
         tpot_s=tpot_s,
         decoding=min(further_s / now_s, clients.concurrency),
         decode_s=min(alone_s, tpot_s),
         cycle_steps=steps * in_engine / requests,
-        prompt_steps=min(mean(lambda _, plan: plan.steps @ (plan.held > 0)) / steps, 1.0),
+        prompt_steps=min(mean(lambda each: each.plan.steps @ (each.plan.held > 0)) / steps, 1.0),
         in_engine=in_engine,
         front_end_s=front_end_s,
     )

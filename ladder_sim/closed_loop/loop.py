@@ -200,7 +200,10 @@ def _lengths(
     unit_s = alone_s["most"]
     decode = {numbers[name]: _rounded(seconds / unit_s) for name, seconds in alone_s.items()}
     prompts = {tokens[name]: _rounded(seconds / unit_s) for name, seconds in longer_s.items()}
-    requests, steps = zip(*sorted({0.0: 0.0, **decode}.items() if not mixed else decode.items()), strict=True)
+    if not mixed:
+        # next to a step's prompts nothing decodes
+        decode[0.0] = 0.0
+    requests, steps = zip(*sorted(decode.items()), strict=True)
     chunks, added = zip(*sorted(prompts.items()), strict=True)
     return Lengths(requests, steps, chunks, tuple(accumulate(added, max)))
 

@@ -29,8 +29,8 @@ _LEAST = 200
 _EVEN = (0.7548776662466927, 0.5698402909980532)
 # multiples left out at the beginning: next to 0 lengths of a few clients grow with their number
 _SKIPPED = 1000
-# shortest run
-_NO_TIME = 1e-12
+# of a run, where one takes no time; in the unit of lengths
+_SHORTEST = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,7 +326,7 @@ def _summed(
     moments = []
     for column in asked:
         run = np.minimum(np.searchsorted(ends, column), len(runs) - 1)
-        moments.append(Moments(run, 1.0 - (ends[run] - column) / np.maximum(spans[run], _NO_TIME)))
+        moments.append(Moments(run, 1.0 - (ends[run] - column) / np.maximum(spans[run], _SHORTEST)))
     sent, arrived, admitted, first, last = (each.added(weights, len(runs)) for each in moments)
     begins = asked[1] == 0.0
     times = Times(now=often, further=last - first, waited=first - sent, ran=last - admitted, outside=arrived - sent)

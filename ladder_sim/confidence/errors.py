@@ -36,14 +36,14 @@ class Widths:
     """Half-width of the interval of the speedup over standard."""
     tpot: float
     """Half-width of the interval of the time per token."""
-    ttft: float
+    ttft_earlier: float
     """How much earlier than predicted a first token may come."""
     ttft_later: float
     """How much later than predicted a first token may come."""
 
     def ttft_interval(self, ttft_s: float) -> Interval:
         """Return the interval of a time to first token, seconds."""
-        return Interval.around(ttft_s, self.ttft, self.ttft_later)
+        return Interval.around(ttft_s, self.ttft_earlier, self.ttft_later)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +142,7 @@ def by_op(request: Request, standard: Request) -> Widths:
     )
     apart = (share.get(kind, 0.0) - base.get(kind, 0.0) for kind in share | base)
     rate = log1p(hypot(*share.values()))
-    return Widths(rate=rate, speedup=log1p(hypot(*apart)), tpot=rate, ttft=rate, ttft_later=rate)
+    return Widths(rate=rate, speedup=log1p(hypot(*apart)), tpot=rate, ttft_earlier=rate, ttft_later=rate)
 
 
 def by_unchecked(request: Request, standard: Request, parts: Unchecked) -> Widths:
@@ -159,7 +159,7 @@ def by_unchecked(request: Request, standard: Request, parts: Unchecked) -> Width
     waiting = hypot(kernels, collectives) * (base_exposed_s / base_s - exposed_s / seconds)
     computing = kernels * (1.0 - (seconds - exposed_s) / (base_s - base_exposed_s))
     rate = log1p(hypot(kernels * (1.0 - share), collectives * share))
-    return Widths(rate=rate, speedup=log1p(hypot(waiting, computing)), tpot=rate, ttft=rate, ttft_later=rate)
+    return Widths(rate=rate, speedup=log1p(hypot(waiting, computing)), tpot=rate, ttft_earlier=rate, ttft_later=rate)
 
 
 def by_own_algorithms(request: Request, other: Request, parts: Collection[str] = ("stack",)) -> float:
@@ -211,7 +211,7 @@ class Basis:
     """What a serving engine adds to errors of speedups: no serving of two wirings was measured."""
     tpot: Number
     """Half-width of the time per token of measured servings that are alike, as a fraction; 0: there are none."""
-    ttft: Number
+    ttft_earlier: Number
     """How much earlier than predicted first tokens of servings may come, in the logarithm."""
     ttft_later: Number
     """How much later than predicted they may come with as many requests in flight, in the logarithm."""
@@ -223,12 +223,12 @@ class Basis:
         cls, scenario: Scenario, runs: StackFit | ServingCheck, validated: Mapping[str, bool], variants: Iterable[str]
     ) -> Self:
         """Return the basis of a scenario's errors: the most similar runs, and which of its parts they had."""
-        tpot, ttft, later, left_out = 0.0, 0.0, 0.0, 1.0
+        tpot, earlier, later, left_out = 0.0, 0.0, 0.0, 1.0
         if served := isinstance(runs, ServingCheck):
             widths, first = widths_of(scenario.model, runs.stack, scenario.workload.dtype), first_token_widths()
             tpot, left_out = (widths.tpot, LEFT_OUT_SHARE) if validated["stack"] else (0.0, 1.0)
             # replicas are servers of their own
-            ttft, later = first.earlier, first.later_of(max(1.0, scenario.workload.in_flight / scenario.plan.dp))
+            earlier, later = first.earlier, first.later_of(max(1.0, scenario.workload.in_flight / scenario.plan.dp))
         # of a stack that was not compared, all speedups have its error anyway
         gains = unchecked(["stack"] if served and validated["stack"] else [])
         absent = {name: not_compared(name, scenario, runs, validated) for name in variants}
@@ -237,7 +237,7 @@ class Basis:
             of_times={name: unchecked(parts, left_out=left_out) for name, parts in absent.items()},
             gains=gains,
             tpot=tpot,
-            ttft=ttft,
+            ttft_earlier=earlier,
             ttft_later=later,
             served=served,
         )
@@ -261,7 +261,7 @@ class Basis:
             of_times={name: both([basis.of_times[name] for basis in bases]) for name in bases[0].of_times},
             gains=both([basis.gains for basis in bases]),
             tpot=column(basis.tpot for basis in bases),
-            ttft=column(basis.ttft for basis in bases),
+            ttft_earlier=column(basis.ttft_earlier for basis in bases),
             ttft_later=column(basis.ttft_later for basis in bases),
             served=bases[0].served,
         )
@@ -363,22 +363,24 @@ class Errors:
         )
         speedup = self.gain(name, self, "standard", standard)
         rate: Any = of_ops.rate
-        # a first token may come earlier and later than predicted
-        sides: list[Any] = [of_ops.ttft] * 2
+        earlier: Any = of_ops.ttft_earlier
+        later: Any = of_ops.ttft_later
         if self.basis.served:
             # no narrower than the ops'
             rate = hypot(maximum(rate, log1p(self.basis.tpot)), speedup)
-            sides = [maximum(of_ops.ttft, side) for side in (self.basis.ttft, self.basis.ttft_later)]
+            earlier = maximum(earlier, self.basis.ttft_earlier)
+            later = maximum(later, self.basis.ttft_later)
         tpot = rate
         if self.fitted and not self.basis.served:
             width, scale = self.fitted.request_width(name, of_ops.rate), self.fitted.scale
-            rate, tpot, sides = scale.rate * width, scale.tpot * width, [scale.ttft * width] * 2
+            rate, tpot = scale.rate * width, scale.tpot * width
+            earlier = later = scale.ttft * width
         speedup = hypot(speedup, added.speedup)
-        rate, tpot, ttft, later = (hypot(width, of_times.rate) for width in (rate, tpot, *sides))
+        rate, tpot, earlier, later = (hypot(width, of_times.rate) for width in (rate, tpot, earlier, later))
         if self.given:
             rate, tpot = (minimum(width, hypot(self.given.tpot, speedup)) for width in (rate, tpot))
-            ttft, later = (minimum(width, hypot(self.given.ttft, speedup)) for width in (ttft, later))
-        return Widths(rate=rate, speedup=speedup, tpot=tpot, ttft=ttft, ttft_later=later)
+            earlier, later = (minimum(width, hypot(self.given.ttft, speedup)) for width in (earlier, later))
+        return Widths(rate=rate, speedup=speedup, tpot=tpot, ttft_earlier=earlier, ttft_later=later)
 
     def over(self, name: str, base_name: str) -> Any:
         """Return the half-width of one variant's speed over another's."""

@@ -25,7 +25,7 @@ from ladder_sim.sweeps.axes import axis
 from ladder_sim.sweeps.price import check_price, token_price
 from ladder_sim.values import typed
 
-# ends of an interval of the rate further apart than this factor are explained
+# an interval of the rate whose ends are further apart than this factor is explained
 _WIDE = 1.6
 # degrees of a replica's plan
 _SEARCHED = ("tp", "pp", "ep", "attention_dp", "sp")
@@ -103,8 +103,10 @@ class Capacity(Answer, Mapping[str, Fleet]):
             return ""
         spans = {name: each.rate_limit.high / each.rate_limit.low for name, each in self.items() if each.rate_limit.low}
         wide = " and ".join(f"{span:.2g} ({name})" for name, span in spans.items() if span > _WIDE)
-        further = f"; near the bound that breaks, req/s alone moves by more than steps: by a factor of {wide}"
-        return interval_note(widths, self.seeds, self.steps, stack) + further * bool(wide)
+        note = interval_note(widths, self.seeds, self.steps, stack)
+        if wide:
+            note += f"; near the bound that breaks, req/s alone moves by more than steps: by a factor of {wide}"
+        return note
 
 
 @typed()

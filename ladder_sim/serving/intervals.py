@@ -94,7 +94,7 @@ def widths_of(confidence: Confidence, steps: MeasuredSteps | None) -> Mapping[st
         return confidence.widths
     rates = {name: math.hypot(MEASURED_STEPS_WIDTH, widths.speedup) for name, widths in confidence.widths.items()}
     return {
-        name: replace(confidence.widths[name], rate=rate, tpot=rate, ttft=rate, ttft_later=rate)
+        name: replace(confidence.widths[name], rate=rate, tpot=rate, ttft_earlier=rate, ttft_later=rate)
         for name, rate in rates.items()
     }
 
@@ -245,14 +245,14 @@ class Served(Answer, Mapping[str, ServedVariant]):
         """What the reader should know, one sentence each."""
         overloads = (f"{name}: {text}" for name, each in self.variants.items() if (text := each.overload))
         return (
-            *self._unlike,
+            *self._load_cautions,
             *overloads,
             *filter(None, [self.variants[self.first].outcome.caution, self.in_step]),
         )
 
     @property
-    def _unlike(self) -> Iterator[str]:
-        """Yield what a server would not have done with these requests, or did not do."""
+    def _load_cautions(self) -> Iterator[str]:
+        """Yield what the model was not made for, and requests of a trace that the server did not answer."""
         model, context = self.service.scenario.model, self.service.context
         if context > model.max_positions:
             yield f"context of {context} tokens: '{model.name}' was made for {model.max_positions}"
@@ -332,7 +332,7 @@ def under_load(
             gains = _intervals([_gains(base, row) for base, row in zip(bases, rows, strict=True)], gain_ends)
         else:
             bases = rows
-        later, earlier = (max(0.0, width - widths.rate) for width in (widths.ttft_later, widths.ttft))
+        later, earlier = (max(0.0, width - widths.rate) for width in (widths.ttft_later, widths.ttft_earlier))
         figures = _intervals(rows, [_later(slow, later), _later(fast, -earlier)])
         if usd_per_gpu_hour is not None:
             figures["usd_per_Mtoken"] = _price(figures["tokens_per_s"], outcome.gpus, usd_per_gpu_hour)

@@ -26,7 +26,7 @@ from ladder_sim.validation.serving_names import cluster_name, format_name, stack
 _ENGINES = {"trt": "trtllm", "tensorrt-llm": "trtllm"}
 # columns of a published load that say what served it
 _DEPLOYMENT = ("model", "cluster", "stack", "dtype", "tp", "ep", "attention_dp")
-# ... as far as a file that says it does not guess
+# those of them that a file states for sure: a client's backend need not be the server's engine
 _STATED = frozenset({"model", "cluster", "dtype", "tp", "ep"})
 # without it nothing is predicted, with an example
 _NEEDED = {"model": "70b", "cluster": "h100-sxm", "tp": "8", "stack": "vllm"}
@@ -160,7 +160,7 @@ def _compare(
             name: Quantity(measured=measured, predicted=predicted[name]) for name, measured in result.figures.items()
         },
         confidence=served.confidence,
-        cautions=(*_otherwise(result, scenario, given), *_failures(result), *served.cautions, served.interval_note),
+        cautions=(*_contradiction(result, scenario, given), *_failures(result), *served.cautions, served.interval_note),
     )
 
 
@@ -175,8 +175,8 @@ def _failures(result: Result) -> tuple[str, ...]:
     )
 
 
-def _otherwise(result: Result, scenario: Scenario, given: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a note on what the file says otherwise than is given; a client's own names say nothing."""
+def _contradiction(result: Result, scenario: Scenario, given: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return a caution if the file states another deployment than is given; a client's own names do not count."""
     ours, theirs = scenario.fields(), {}
     for name in given.keys() & _STATED:
         try:

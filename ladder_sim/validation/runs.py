@@ -14,7 +14,7 @@ from ladder_sim.des.shared import Floats
 from ladder_sim.errors import BoundError, ProfileError, UsageError
 from ladder_sim.prediction import predict
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.wirings.names import canonical_names
+from ladder_sim.wirings.names import NO_COMMUNICATION, canonical_names
 
 # resamples of the requests
 DRAWS = 2000
@@ -22,8 +22,6 @@ DRAWS = 2000
 INTERVAL = (0.025, 0.975)
 # what of the environment of a profile of real passes may differ from that of runs: wirings that were timed
 VARIANTS = "variants"
-# runs without communication: a profile holds how long they took then, so they show how fast the machine is now
-REFERENCE = "upper-bound"
 # quantities of `RunCheck.require`, and what messages call them
 QUANTITIES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "request_s": "request", "speedup": "speedup"}
 
@@ -188,9 +186,11 @@ def validate_runs(
     predicted: dict[str, tuple[float, float]] = {
         variant: (prediction.ttft_s, prediction.request_s - prediction.ttft_s) for variant, prediction in answer.items()
     }
-    facts, count, pace = runs.environment, min(map(len, requests.values())), None
-    if REFERENCE in requests and len(requests) > 1:
-        now, then = np.median(requests.pop(REFERENCE), axis=0), np.array(predicted.pop(REFERENCE))
+    facts, count = runs.environment, min(map(len, requests.values()))
+    pace = None
+    # a profile holds how long runs without communication took then, so they show how fast the machine is now
+    if NO_COMMUNICATION in requests and len(requests) > 1:
+        now, then = np.median(requests.pop(NO_COMMUNICATION), axis=0), np.array(predicted.pop(NO_COMMUNICATION))
         paces = np.divide(now, then, out=np.ones(2), where=then > 0.0)
         predicted = {variant: tuple(paces * times) for variant, times in predicted.items()}
         pace = float(now.sum() / then.sum())

@@ -85,7 +85,7 @@ def test_first_tokens_may_come_later_the_more_requests_are_in_flight_and_earlier
         assert widths.ttft_later == pytest.approx(sides.later_of(number))
         interval = prediction.ttft
         assert interval.high / interval.value == pytest.approx(math.exp(widths.ttft_later))
-        assert interval.value / interval.low == pytest.approx(math.exp(widths.ttft))
+        assert interval.value / interval.low == pytest.approx(math.exp(widths.ttft_earlier))
     assert many.confidence.widths["standard"].ttft_later > few.confidence.widths["standard"].ttft_later
     # replicas are servers of their own, each with its part of the requests
     replicas = served(dp=2, nodes=1, concurrency=64).confidence.widths["standard"]
@@ -96,7 +96,7 @@ def test_waiting_on_another_gpu_or_under_another_engine_is_more_uncertain() -> N
     known = served().confidence.widths["standard"]
     for given in ({"cluster": "b200-sxm"}, {"allreduce": "nccl"}):
         wider = served(**given).confidence.widths["standard"]
-        assert wider.ttft > known.ttft
+        assert wider.ttft_earlier > known.ttft_earlier
         assert wider.ttft_later > known.ttft_later
 
 

@@ -81,6 +81,8 @@ def test_the_profile_holds_what_was_timed_and_no_joint_gemm(
     slow, as_it_is = (predict(each, ["standard"], profile=profile)["standard"] for each in (by_hand, SMALL))
     assert slow.tpot_s == as_it_is.tpot_s
     assert "figures of the GPU and its links change none of them" in " ".join(slow.confidence.warnings)
+    # passes of one plan price no other, and the answer is shown without
+    assert "Ladder is" in str(predict(SMALL, loop.TIMED, profile=profile))
     # a sweep goes on
     save_profile(profile, tmp_path / "mine.json.gz")
     axes = {"model": "1b", "cluster": "this-machine", "tp": [1, 2], "prompt": 16, "gen": 4, **CHANGES}

@@ -45,13 +45,16 @@ def test_the_output_is_what_the_command_prints(page: str, command: str, shown: s
 # commands that the tests have no machine for
 _RUNTIME, _CALIBRATION = "ladder_sim_runtime", "ladder_sim_calibration"
 _TYPED = re.compile(
-    rf"^    (?:\$ )?(?:ladder-sim (?:run|calibrate)|.*-m (?:{_RUNTIME}|{_CALIBRATION})) .*", re.MULTILINE
+    rf"^    (?:\$ |\[[\w-]+\] +)?(?:ladder-sim (?:run|calibrate)|.*-m (?:{_RUNTIME}|{_CALIBRATION})) .*", re.MULTILINE
 )
 
 
 def typed(page: str) -> Iterator[list[str]]:
     """Commands of the runtime and of calibration on a page, each from that name on."""
-    for line in _TYPED.findall((REPO / page).read_text("utf-8").replace("\\\n", " ")):
+    text = (REPO / page).read_text("utf-8").replace("\\\n", " ")
+    for name, value in re.findall(r'^    (\w+)="(.*)"$', text, re.MULTILINE):
+        text = text.replace(f"${name}", value)
+    for line in _TYPED.findall(text):
         # the last word of a batch job ends its quotation
         words = shlex.split(line.replace("'", ""), comments=True)
         first = next(at for at, word in enumerate(words) if word in ("run", "calibrate", _RUNTIME, _CALIBRATION))
@@ -69,7 +72,7 @@ def of_runtime(words: list[str]) -> list[str]:
     return ["bench", "--variant=ladder", *left] if "--bench" in words else ["complete", *left]
 
 
-@pytest.mark.parametrize("page", ["docs/calibrate.md", "docs/runtime.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/calibrate.md", "docs/runtime.md"])
 def test_commands_that_need_other_machines_have_the_options_that_they_show(page: str) -> None:
     commands = list(typed(page))
     assert commands
@@ -111,7 +114,7 @@ def options() -> dict[str, set[str]]:
 
 
 # a command in a sentence, or on a line of its own
-_MENTIONED = re.compile(r"(?:`|^    (?:\$ )?)(ladder-sim )?([a-z][^`\n|;&#]*)", re.MULTILINE)
+_MENTIONED = re.compile(r"(?:`|^    (?:\$ |\[[\w-]+\] +)?)(ladder-sim )?([a-z][^`\n|;&#]*)", re.MULTILINE)
 
 
 @pytest.mark.parametrize(

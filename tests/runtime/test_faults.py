@@ -24,7 +24,7 @@ from ladder_sim.system.files import locked
 from ladder_sim.wirings.layout import lay_out
 from ladder_sim_runtime.comm.heartbeat import Heartbeat, RankProgress
 from ladder_sim_runtime.comm.launch import FOLDER
-from ladder_sim_runtime.comm.process_group import Degrees, _ahead
+from ladder_sim_runtime.comm.process_group import Degrees, _real_time_threads
 from ladder_sim_runtime.comm.rendezvous import Place, agree, connect
 from ladder_sim_runtime.config import CommConfig, ModelConfig
 from tests.conftest import REPO
@@ -511,7 +511,7 @@ def test_threads_of_gloo_come_before_ranks_that_compute(monkeypatch: pytest.Monk
     """Where this user may, and only they; else nothing changes."""
 
     def policy_of_a_thread() -> int:
-        with _ahead(), ThreadPoolExecutor(1) as pool:
+        with _real_time_threads(), ThreadPoolExecutor(1) as pool:
             return pool.submit(os.sched_getscheduler, 0).result()
 
     ordinary = os.sched_getscheduler(0)

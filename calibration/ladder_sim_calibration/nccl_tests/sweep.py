@@ -34,12 +34,12 @@ _WHOLE, _MOST_INFERRED = 0.02, 32.5
 # the largest message of decode: 256 requests of a model that is 16,384 wide (Llama 3.1 405B), in 16 bits
 DECODE_BYTES = 2.0 * 256 * 16_384
 CSV_HEADER = ("bytes", "time_us")
-# how far busbw / algbw may be from the ratio for op and ranks: printed figures are rounded to 0.01 GB/s
-BUS_TOLERANCE = 0.1
+# printed bandwidths are rounded to this
 _ROUNDING_GBPS = 0.01
-# ... so it is checked on rows above this
+# how far bandwidths of a row may be from what the row's time, operation and ranks say
+BUS_TOLERANCE = 0.1
+# below it, rounding moves the ratio of two bandwidths too far to check it
 MIN_BANDWIDTH_GBPS = 1.0
-
 # times of shipped sweeps fall by at most 0.03 from one size to the next
 _FALL = 0.1
 

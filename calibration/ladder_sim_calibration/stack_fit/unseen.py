@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ladder_sim.confidence.errors import Widths
 from ladder_sim.costs.profile import CalibrationProfile, IntervalScale
 from ladder_sim.des.shared import Floats
 from ladder_sim.prediction import predict
@@ -51,25 +50,29 @@ def unseen_runs(problem: Problem, groups: Groups, without: Iterable[tuple[Hashab
 _FIGURES = {"rate": "tokens_per_s", "tpot": "tpot_s", "ttft": "ttft_s"}
 
 
-def nominal_widths(runs: Sequence[Measurement], fitted: CalibrationProfile) -> dict[tuple[Configuration, str], Widths]:
-    """Return the half-widths of the runs' intervals before they are scaled."""
-    widths = {}
+def nominal_widths(
+    runs: Sequence[Measurement], fitted: CalibrationProfile
+) -> dict[tuple[Configuration, str], Mapping[str, float]]:
+    """Return the half-widths of the runs' intervals before they are scaled, by the names of `IntervalScale`."""
+    widths: dict[tuple[Configuration, str], Mapping[str, float]] = {}
     for configuration, rows in by_configuration(runs).items():
         variants = [runs[row].variant for row in rows]
         predictions = predict(configuration.scenario(), variants, profile=fitted, ignore_memory=True)
         for name, prediction in predictions.items():
             rate, speedup = prediction.tokens_per_s.log_width, prediction.speedup.log_width
-            widths[configuration, name] = Widths(rate=rate, speedup=speedup, tpot=rate, ttft=rate, ttft_later=rate)
+            widths[configuration, name] = {"rate": rate, "speedup": speedup, "tpot": rate, "ttft": rate}
     return widths
 
 
-def scale(unseen: Sequence[UnseenRun], nominal: Mapping[tuple[Configuration, str], Widths]) -> IntervalScale:
+def scale(
+    unseen: Sequence[UnseenRun], nominal: Mapping[tuple[Configuration, str], Mapping[str, float]]
+) -> IntervalScale:
     """Return the factor that makes intervals hold 90 % of the unseen runs (split conformal prediction)."""
     scores: dict[str, list[float]] = defaultdict(list)
     for prediction in unseen:
         widths = nominal[prediction.run.configuration, prediction.run.variant]
         for name, error in prediction.log_errors.items():
-            scores[name].append(abs(error) / getattr(widths, name))
+            scores[name].append(abs(error) / widths[name])
     return IntervalScale(**{name: conformal(each) for name, each in scores.items()})
 
 

@@ -14,7 +14,6 @@ from operator import attrgetter
 from typing import NamedTuple, Optional
 
 from ladder_sim.serving.engine.answer import Answer
-from ladder_sim.serving.requests.request import Request
 
 
 @dataclass(slots=True, eq=False)
@@ -91,10 +90,10 @@ class Held(NamedTuple):
     start: int
     stop: int
 
-
-def _first(request: Request) -> tuple[int, Hashable]:
-    """Return the name of a prompt's first part; parts of other lengths are others."""
-    return request.prefix_tokens, request.prefix[0]
+    @property
+    def blocks(self) -> int:
+        """Number of them."""
+        return self.stop - self.start
 
 
 class KvBlocks:
@@ -121,7 +120,7 @@ class KvBlocks:
         """Return the blocks that hold the beginning of a request; its last token must be computed in any case."""
         blocks: list[Held] = []
         request = answer.request
-        if not (answer.preemptions or (request.prefix and _first(request) in self._root.children)):
+        if not (answer.preemptions or (request.prefix and request.first_part in self._root.children)):
             return blocks
         for part, start, stop in self._parts(answer, 0, (answer.prompt - 1) // self.size):
             held = part.held_to(start, stop)
@@ -141,6 +140,7 @@ class KvBlocks:
         )
 
     def share(self, blocks: Sequence[Held]) -> None:
+        """Let one more request use cached blocks."""
         for part, _, stop in blocks:
             for number, run in enumerate(part.runs):
                 if run.start >= stop:
@@ -218,7 +218,7 @@ class KvBlocks:
             tokens, end = request.prefix_tokens, 0
             path: Part | None = self._root
             for number, name in enumerate(request.prefix, 1):
-                path = path and path.child(name if number > 1 else _first(request), make=make)
+                path = path and path.child(name if number > 1 else request.first_part, make=make)
                 if path is None:
                     return
                 first, end = end, min(shared, number * tokens // self.size)

@@ -261,7 +261,7 @@ class SimulatedReplica(Replica):
     def cached(self, answer: Answer) -> int:
         if self.env.now > self._same_s:
             self._pass_until(self.env.now)
-        return sum(part.stop - part.start for part in self.scheduler.blocks.cached(answer))
+        return sum(each.blocks for each in self.scheduler.blocks.cached(answer))
 
     def release(self, answer: Answer) -> None:
         """Stop holding the KV cache of a prompt that another replica has now."""

@@ -297,7 +297,7 @@ class Scheduler:
         answer, blocks = self.waiting[0], self.blocks
         cached = blocks.cached(answer)
         # of a KV cache that has come, one token is left to run
-        held = sum(part.stop - part.start for part in cached)
+        held = sum(each.blocks for each in cached)
         computed = max(held * self.spec.block_tokens, answer.received - 1)
         if whole and answer.prompt - computed > room:
             return None

@@ -99,7 +99,8 @@ _LOAD = attrgetter("load")
 
 # a replica that has a request's beginning may have so many more requests than the least loaded one
 MOST_MORE = 16
-_MOST_NAMES = 1 << 17
+# first parts of prompts of which a router remembers the replicas
+_MOST_PARTS = 1 << 17
 
 
 def _round_robin() -> Choose:
@@ -112,7 +113,7 @@ def _least_loaded() -> Choose:
 
 
 def _prefix_aware() -> Choose:
-    # by first part of a prompt, those that were sent one; of names beyond so many any replica may have it
+    # replicas that were sent a prompt, by its first part; any replica may have a part that is not remembered
     sent = dict[Hashable, set[Replica]]()
 
     def choose(replicas: Sequence[Replica], answer: Answer) -> Replica:
@@ -122,8 +123,8 @@ def _prefix_aware() -> Choose:
             return best
         # what others may have left there
         whole = min(request.shared_tokens, answer.prompt - 1) // spec.block_tokens
-        name = request.prefix_tokens, request.prefix[0]
-        may_have = sent.setdefault(name, set()) if len(sent) < _MOST_NAMES else sent.get(name, set(replicas))
+        part = request.first_part
+        may_have = sent.setdefault(part, set()) if len(sent) < _MOST_PARTS else sent.get(part, set(replicas))
         most, limit = 0, best.load + MOST_MORE
         for replica in by_load:
             # the others have more requests, and cannot have more of the prompt

@@ -40,6 +40,11 @@ class Request:
         whole(self.prefix_tokens, "a request's prefix_tokens", 0, MAX_TOKENS, hint=hint)
 
     @property
+    def first_part(self) -> tuple[int, Hashable]:
+        """Name of the first part of its prompt among those of all requests: parts of other lengths are others."""
+        return self.prefix_tokens, self.prefix[0]
+
+    @property
     def shared_tokens(self) -> int:
         """Tokens at its beginning that others may have."""
         return min(self.prompt, len(self.prefix) * self.prefix_tokens)

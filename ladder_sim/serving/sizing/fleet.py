@@ -144,7 +144,7 @@ def with_intervals(best: Best, first: Fleet | None, *, curves: bool = False) -> 
     saved, gain = (Interval.around(0.0, 0.0), Interval.around(1.0, 0.0)) if first is None else (_UNKNOWN, _UNKNOWN)
     if first and first.confidence:
         # each end again, with the part of the error that the first variant does not share
-        own = replace(widths, rate=widths.speedup, ttft=0.0, ttft_later=0.0)
+        own = replace(widths, rate=widths.speedup, ttft_earlier=0.0, ttft_later=0.0)
         own_faster, own_slower = (_end(search, limits, 0.0, own, sign) for sign in (-1, 1))
         gpus, value = _gpus(need, own_faster, own_slower), first.gpus.value
         saved = Interval(value=value - need.gpus, low=value - gpus.high, high=value - gpus.low)
@@ -191,7 +191,7 @@ def _end(search: Search, limits: Sequence[float], spread: float, widths: Widths,
     Their spread counts as a further error of steps, of the size that moves the limit as far.
     """
     # a first token may be off by more than its steps
-    later = math.exp(sign * max(0.0, (widths.ttft_later if sign > 0 else widths.ttft) - widths.rate))
+    later = math.exp(sign * max(0.0, (widths.ttft_later if sign > 0 else widths.ttft_earlier) - widths.rate))
     case = Case(slower=math.exp(sign * widths.rate), later=later)
     limit = search.limit(case, near=limits[0] / case.slower)[0] if search.possible(case) else 0.0
     if not limit:

@@ -292,11 +292,11 @@ def _gloo_group(store: Store, rank: int, size: int, *, threads: int, timeout_s: 
             hint=f"there are {', '.join(here)}",
         )
     create, default = dist.ProcessGroupGloo.create_device, dist.ProcessGroupGloo.create_default_device
-    with _ahead():
+    with _real_time_threads():
         options._devices = [create(interface=interface) if interface else default() for interface in named]
     options._threads = threads
     options._timeout = timedelta(seconds=timeout_s)
-    with _ahead():
+    with _real_time_threads():
         backend = dist.ProcessGroupGloo(PrefixStore("gloo", store), rank, size, options)
     group = dist.ProcessGroup(store, rank, size)
     # init_process_group takes no options for gloo
@@ -306,8 +306,8 @@ def _gloo_group(store: Store, rank: int, size: int, *, threads: int, timeout_s: 
 
 
 @contextmanager
-def _ahead() -> Iterator[None]:
-    """Let threads that start here run before others, if this user may.
+def _real_time_threads() -> Iterator[None]:
+    """Give threads that start meanwhile real-time priority, if this user may.
 
     As ordinary threads, gloo's wait until the scheduler's next tick takes a core from a rank that computes: up to 4 ms
     a turn (Linux, CONFIG_HZ=250), where a message of 6 KB takes 0.3 ms.
