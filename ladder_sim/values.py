@@ -70,13 +70,15 @@ def whole(value: object, what: str, minimum: int, maximum: int, *, hint: str = "
     return value
 
 
-def real(value: object, what: str, maximum: float, *, zero: bool = False, hint: str = "") -> float:
-    """Require a number above zero (or from zero, with `zero`) and up to `maximum`."""
+def real(
+    value: object, what: str, maximum: float, *, minimum: float = 0.0, zero: bool = False, hint: str = ""
+) -> float:
+    """Require a number above `minimum` (or from zero or any other minimum, with `zero`) and up to `maximum`."""
     # NaN fails every comparison, infinity the last
     number = value if isinstance(value, (int, float)) and not isinstance(value, bool) else -1
-    if 0 < number <= maximum or (zero and number == 0):
+    if minimum < number <= maximum or (zero and number == minimum):
         return number
-    floor = "from 0" if zero else "above 0"
+    floor = f"{'from' if zero else 'above'} {minimum:g}"
     raise SpecError(
         f"{what} is {quoted(value)}: must be a number {floor} and up to {maximum:g}",
         hint=hint or "give a number in that range" + (", in SI base units" if unit_of(what) != "count" else ""),
@@ -139,7 +141,7 @@ def same_size(name: str, names: tuple[str, ...]) -> str:
 class Limits(NamedTuple):
     """What a number may be; annotates a field."""
 
-    minimum: int
+    minimum: float
     maximum: float
     above: bool = False
     """The minimum itself is not allowed."""
@@ -175,9 +177,9 @@ def _check_of(kind: Any) -> Callable[[Any, str], object] | None:
         return None
     number = get_args(kind)[0]
     check = (
-        partial(whole, minimum=limits.minimum, maximum=int(limits.maximum), hint=limits.hint)
+        partial(whole, minimum=int(limits.minimum), maximum=int(limits.maximum), hint=limits.hint)
         if number in (int, int | None)
-        else partial(real, maximum=limits.maximum, zero=not limits.above, hint=limits.hint)
+        else partial(real, minimum=limits.minimum, maximum=limits.maximum, zero=not limits.above, hint=limits.hint)
     )
     if NoneType not in get_args(number):
         return check

@@ -3,12 +3,14 @@
 Which requests share a step is a `schedule`, made with lengths of steps that no link changes. A faster link shortens
 its steps and moves no request to another one, so that it lengthens no request. Only the front end, of so many seconds,
 then lasts for more steps: times are linear between schedules in which requests leave it in the middle of a step.
+How much of a request comes before its first token does depend on links: the longer prompts take next to decode, the
+more requests come while one runs, and share the next step. This is taken from a schedule with lengths of its own.
 """
 
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, NamedTuple, Self
 
@@ -16,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ladder_sim.closed_loop.schedule import Clients, Lengths, Schedule, Scheduling, Times, schedule
-from ladder_sim.des.shared import Number
+from ladder_sim.des.shared import Number, minimum
 from ladder_sim.specs.workload import ROUNDS, SPREAD
 
 # over how long the power limit and the heat of a GPU average, seconds: the same servings err by 5.6 % in TPOT with 1,
@@ -77,6 +79,28 @@ class Served:
     """Mean number of requests that are not in the front end."""
     front_end_s: Number = 0.0
     """Time of a request outside of the engine, before its first token."""
+
+    def lasting(self, other: "Served", steps: float) -> "Served":
+        """Return the requests with the times in the engine all longer or shorter, so that they take as long as others.
+
+        Parameters
+        ----------
+        other
+            Requests of the same load.
+        steps
+            Mean number of steps that decode a request.
+        """
+        own_s, other_s = (each.ttft_s - each.front_end_s + steps * each.tpot_s for each in (self, other))
+        scale, outside_s = other_s / own_s, other.front_end_s
+        tpot_s = scale * self.tpot_s
+        return replace(
+            self,
+            ttft_s=outside_s + scale * (self.ttft_s - self.front_end_s),
+            ttft_p50_s=outside_s + scale * (self.ttft_p50_s - self.front_end_s),
+            tpot_s=tpot_s,
+            decode_s=minimum(self.decode_s, tpot_s),
+            front_end_s=outside_s,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

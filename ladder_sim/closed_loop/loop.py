@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from itertools import accumulate
 from typing import Any, Self
 
@@ -114,6 +115,7 @@ class Loop:
                 decode_s={numbers[name]: decode_s[name] for name in numbers},
                 added_s={tokens[name]: more_s[name] for name in tokens},
                 lengths=_lengths(numbers, alone_s, tokens, longer_s, mixed=load.mixed_steps),
+                own_lengths=_lengths(numbers, decode_s, tokens, more_s, mixed=load.mixed_steps),
                 front_end=FrontEnd(**front_end),
                 **clients,
                 **cold,
@@ -132,9 +134,15 @@ class Loop:
         clients: float,
         step_tokens: int,
         cold: float,
+        lengths: Lengths,
+        own_lengths: Lengths,
         **sizes: Any,
     ) -> Served:
-        """Serve one configuration, whose lanes have as many clients, on average; some have one more than others."""
+        """Serve one configuration, whose lanes have as many clients, on average; some have one more than others.
+
+        Requests last as long as with `lengths`, which no link changes; before and after their first token as much of
+        this as with lengths of their own.
+        """
         workload, scheduling = self.scenario.workload, Scheduling.of(self.scenario, step_tokens)
         low, more = divmod(clients, 1.0)
         shares = {int(low): 1.0 - more, int(low) + 1: more}
@@ -144,7 +152,11 @@ class Loop:
                 steps = Steps.between(decode_s, added_s, most=number, mixed=self.load.mixed_steps, cold=cold)
                 # one client meets nobody, whom lengths of its own would keep apart
                 how: dict[str, Any] = {"spread": workload.spread if number > 1 else 0.0, "rounds": workload.rounds}
-                lanes.append((share, simulate(steps, scheduling, concurrency=number, **how, **sizes)))
+                simulated = partial(simulate, steps, scheduling, concurrency=number, **how, **sizes)
+                served = simulated(lengths=lengths)
+                if own_lengths != lengths:
+                    served = simulated(lengths=own_lengths).lasting(served, sizes["steps"])
+                lanes.append((share, served))
         return Served(
             **{each.name: sum(share * getattr(lane, each.name) for share, lane in lanes) for each in fields(Served)}
         )
@@ -196,7 +208,7 @@ def _lengths(
     *,
     mixed: bool,
 ) -> Lengths:
-    """Return the lengths of steps on GPUs whose links take no time, in steps that decode most requests."""
+    """Return the lengths of steps of such times, in steps that decode most requests."""
     unit_s = alone_s["most"]
     decode = {numbers[name]: _rounded(seconds / unit_s) for name, seconds in alone_s.items()}
     prompts = {tokens[name]: _rounded(seconds / unit_s) for name, seconds in longer_s.items()}

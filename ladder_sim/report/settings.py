@@ -63,7 +63,7 @@ def _range_text(setting: Setting) -> str:
     limits, choices = setting.limits, get_args(setting.kind)
     if limits:
         largest = f"{limits.maximum:,}" if isinstance(limits.maximum, int) else f"{limits.maximum:g}"
-        return f"{'above ' * limits.above}{limits.minimum} to {largest} {setting.unit}".rstrip()
+        return f"{'above ' * limits.above}{limits.minimum:g} to {largest} {setting.unit}".rstrip()
     if setting.kind is bool:
         return "true or false"
     if len(choices) > MANY_CHOICES:

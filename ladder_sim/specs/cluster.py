@@ -24,7 +24,8 @@ class GpuSpec:
     """CUDA's, 9.0 for Hopper, by which engines choose their kernels; 0: not known."""
     hbm_bytes: Annotated[float, Limits(0, 1e15, above=True)]
     """Device memory, bytes."""
-    hbm_bandwidth_Bps: Rate
+    # SDRAM of 1999 moves 1.07e9 bytes/s (JEDEC PC133): a tenth of it is no memory's, but a number in another unit
+    hbm_bandwidth_Bps: Annotated[float, Limits(1e8, 1e18, hint='write bytes/s, as 3.35e12, or a unit, as "3350 GB/s"')]
     """Device memory bandwidth, bytes/s."""
     # a collective holds some and kernels keep one
     sms: Annotated[int, Limits(2, 100_000)]

@@ -135,6 +135,19 @@ def test_requests_are_predicted_as_they_are_served(
     assert 0.9 * min(seeds_s) <= prediction.tpot_s <= 1.1 * max(seeds_s)
 
 
+@pytest.mark.parametrize(
+    ("stack", "in_flight", "prompt", "gen"), [("sglang", 8, 1024, 16), ("sglang", 4, 2048, 16), ("trtllm", 8, 2048, 8)]
+)
+def test_requests_meet_as_slow_links_let_them(stack: str, in_flight: int, prompt: int, gen: int) -> None:
+    """Where links are most of a prompt more requests come while it runs: TPOT was 1.5 to 1.9 times as long."""
+    served = service(stack, "l40s-pcie", 4, 4000)
+    scenario = loaded(served.scenario, concurrency=in_flight, prompt=prompt, gen=gen)
+    prediction = predict(scenario, ["standard"])["standard"]
+    ttft_s, tpot_s = served_s(served, in_flight, prompt, gen, 0)
+    assert prediction.tpot_s == pytest.approx(tpot_s, rel=0.1)
+    assert prediction.request_s == pytest.approx(ttft_s + (gen - 1) * tpot_s, rel=0.1)
+
+
 @law(examples=8)
 @given(
     st.sampled_from([("h100-sxm", 4), ("l40s-pcie", 1)]),

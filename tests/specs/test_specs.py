@@ -160,6 +160,7 @@ def test_own_cluster_and_stack_files(tmp_path: Path) -> None:
         ('"400 Gb/s"', '"400 Gb"', UnitError, "[inter]: bandwidth_Bps: '400 Gb' has no known unit"),
         ('"400 Gb/s"', "nan", UnitError, "must be finite"),
         ('"450 GB/s"', "0", SpecError, "bandwidth_Bps is 0"),
+        ('"3.35 TB/s"', "3350", SpecError, "hbm_bandwidth_Bps is 3350.0: must be a number from 1e+08"),
         ('"450 GB/s"', '"450"', UnitError, "[intra]: bandwidth_Bps: '450': a bandwidth needs a unit"),
         (
             'allreduce_floor_s = "15.6 us"',
