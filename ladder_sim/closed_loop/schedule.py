@@ -213,6 +213,7 @@ def schedule(scheduling: Scheduling, clients: Clients, lengths: Lengths, delay: 
     ending: list[tuple[int, int]] = []
     waiting: deque[int] = deque()
     runs: list[tuple[int, int, float, float]] = []
+
     # numbers of requests that are answered, and when
     ended: list[int] = []
     ended_at: list[float] = []

@@ -121,6 +121,7 @@ class KernelCosts:
         """
         lookups: dict[tuple[Kind, TableOf], list[tuple[int, Lookup]]] = defaultdict(list)
         estimates: dict[int, Estimate] = {}
+
         # steps of equal sizes send the same messages
         sent: dict[tuple[str, str, str, float], Estimate] = {}
         for at, op in enumerate(ops):

@@ -633,11 +633,6 @@ def hypot_of_rates(predictions: Predictions) -> float:
 @pytest.mark.parametrize(
     ("fields", "warning"),
     [
-        # prompts that come one by one take a step each, and which ones do depends on when the last answers ended
-        (
-            {"model": "qwen3-30b-a3b", "cluster": "h100-pcie", "tp": 2, "concurrency": 16, "prompt": 128, "gen": 2},
-            "ladder is faster than upper-bound, .*: no step of it is, but prompts are in .* of its steps",
-        ),
         # fewer decode at a time, so more wait
         (
             {"model": "70b", "cluster": "mi300x", "nodes": 2, "tp": 16, "concurrency": 16, "prompt": 4096, "gen": 16},

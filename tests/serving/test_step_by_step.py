@@ -133,7 +133,7 @@ def test_a_router_asks_few_replicas_but_chooses_as_if_it_asked_all(
     replicas = [Told(replace(SPEC, prefix_cache=prefix_cache)) for _ in range(6)]
     choose = ROUTERS["prefix-aware"]()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulation, "_MOST_NAMES", most_names)
+        patch.setattr(simulation, "_MOST_PARTS", most_names)
         for number in range(40):
             name = random.choice("abcd")
             prompt = random.choice([16, 40, 70])

@@ -230,6 +230,7 @@ class _System:
             else []
         )
         self.replicas: list[Replica] = [*decoding, *prompts]
+
         # of those that run alone
         self.calendar = Calendar()
         self._choose, self._choose_prefill = partial(ROUTERS[router](), decoding), partial(ROUTERS[router](), prompts)

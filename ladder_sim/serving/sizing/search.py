@@ -149,8 +149,10 @@ class Search:
         self.seeds, self.points, self.watch = seeds, {} if points is None else points, watch
         # rates that were simulated, by number of replicas, seed and how slow steps were
         self._rates: dict[tuple[Sizes, int, float], set[float]] = defaultdict(set)
+
         # replicas that kept the SLO last at the rate to serve, and their outcome with the first seed
         self._at_rate: tuple[Sizes, Outcome] | None = None
+
         # what limits are of
         self.group = service.alike(1)
 
