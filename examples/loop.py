@@ -33,7 +33,7 @@ def main(folder: str = ".") -> None:
     profile = Path(folder, "this-machine.json.gz")
 
     # runtime: two gloo ranks; wirings take turns
-    runs = bench(scenario, TIMED + HELD_BACK + PACE, repeats=30)
+    runs = bench(scenario, TIMED + HELD_BACK + PACE, repeats=20)
 
     # calibration: kernels, messages and waits of two wirings
     save_profile(measure(scenario, TIMED), profile)
