@@ -20,7 +20,7 @@ from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.des.shared import maximum, minimum
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.ops import PassInputs
-from ladder_sim.graph.techniques.forms import form
+from ladder_sim.graph.techniques import form
 from ladder_sim.kernels import Stack
 from ladder_sim.simulate import request as static
 from ladder_sim.simulate.passes import Engine, ForwardPass, forward_passes

@@ -26,7 +26,7 @@ from ladder_sim.graph.ops import (
     Role,
     model_blocks,
 )
-from ladder_sim.graph.techniques.forms import form, rewrites_of, rewritten
+from ladder_sim.graph.techniques import form, rewrites_of, rewritten
 from ladder_sim.hf.attention import Gqa
 from ladder_sim.hf.feed_forward import Dense
 from ladder_sim.kernels import (
@@ -70,7 +70,7 @@ class PassKernels:
         self._numbers: dict[tuple[OpKind, Shape, Portion], int] = {}
 
     def layout(self, variant: str, rewrites: tuple[str, ...] = (), *, keep: int | None = None) -> Layout:
-        """Return the order of ops in a variant, after `rewrites` (see `techniques.forms`); `keep` as in `lay_out`."""
+        """Return the order of ops in a variant, after `rewrites` (see `graph.techniques`); `keep` as in `lay_out`."""
         rank, blocks = self.rank, self._model_blocks
         model, stack, plan = rank.model, rank.stack, rank.plan
         sharded = plan.tp > 1

@@ -26,7 +26,7 @@ from ladder_sim.des.shared import Device, Number, any_true, maximum, minimum, va
 from ladder_sim.des.timeline import TaskTimes, Timeline
 from ladder_sim.graph.ops import Op, PassInputs
 from ladder_sim.graph.pass_kernels import kernels_of
-from ladder_sim.graph.techniques.forms import form, rewrites_of
+from ladder_sim.graph.techniques import form, rewrites_of
 from ladder_sim.kernels import WHOLE, Phase, Sizes
 from ladder_sim.simulate.breakdown import Breakdown, SimulatedOp, simulated_ops
 from ladder_sim.simulate.collectives import Collective, collectives
@@ -305,7 +305,7 @@ def forward_passes(
     """Simulate passes of each of several variants; the ops of all are priced in one call.
 
     `passes` are the phase and sizes of each; sizes of one pass are all of one form
-    (`ladder_sim.graph.techniques.forms`). `keep` periods of each run of identical layers are simulated at first.
+    (`ladder_sim.graph.techniques`). `keep` periods of each run of identical layers are simulated at first.
     `follow` is as `ForwardPass` takes it.
     """
     inputs = PassInputs.of(scenario)

@@ -20,7 +20,7 @@ from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.des.shared import Number
 from ladder_sim.graph.ops import PassInputs
-from ladder_sim.graph.techniques.forms import form
+from ladder_sim.graph.techniques import form
 from ladder_sim.kernels import Count, Phase, Sizes
 from ladder_sim.simulate.breakdown import Breakdown
 from ladder_sim.simulate.passes import Engine, ForwardPass, forward_passes

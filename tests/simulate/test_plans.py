@@ -15,7 +15,7 @@ from ladder_sim.des.scan import evaluation_order, scan
 from ladder_sim.des.timeline import Timeline
 from ladder_sim.graph.ops import PassInputs
 from ladder_sim.graph.pass_kernels import PassKernels
-from ladder_sim.graph.techniques.forms import form, rewrites_of
+from ladder_sim.graph.techniques import form, rewrites_of
 from ladder_sim.kernels import CollectiveShape, Phase, Sizes
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.simulate.lower import COMM, COMPUTE

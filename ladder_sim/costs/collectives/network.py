@@ -17,7 +17,7 @@ from ladder_sim.costs.profile_file import shipped_links
 from ladder_sim.des.shared import Floats, Number
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.ops import CollectiveKind
-from ladder_sim.graph.techniques.quantized_allreduce import LEAST_BYTES
+from ladder_sim.graph.techniques import QUANTIZED_BYTES
 from ladder_sim.kernels import Group
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
@@ -106,7 +106,7 @@ class Network:
             return self.alone(kind, kernel, message_bytes)
         if kernel:
             # a wiring may reduce part of the channels only: others of the pass are large enough
-            small = message_bytes < LEAST_BYTES
+            small = message_bytes < QUANTIZED_BYTES
             ways = [self.times(kind, message_bytes)] if small.any() else []
             ways += [] if small.all() else [self._quantized(kernel, message_bytes)]
             return ways[0] if len(ways) == 1 else of_each(ways, (~small).astype(int))
