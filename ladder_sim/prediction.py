@@ -18,8 +18,7 @@ from ladder_sim.costs.memory import MemoryUse, memory_use
 from ladder_sim.costs.profile import JITTER_KEY, NO_PROFILE, CalibrationProfile
 from ladder_sim.costs.profile_file import is_shipped, load_profile
 from ladder_sim.errors import UnknownNameError, UsageError
-from ladder_sim.simulate.breakdown import Breakdown
-from ladder_sim.simulate.collectives import Collective
+from ladder_sim.simulate.breakdown import Breakdown, Collective
 from ladder_sim.simulate.passes import ENGINES, Engine
 from ladder_sim.simulate.ranks import Jitter, Unevenness
 from ladder_sim.simulate.request import Request

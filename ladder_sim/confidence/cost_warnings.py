@@ -15,9 +15,9 @@ from ladder_sim.costs.memory import MemoryUse, kv_requests
 from ladder_sim.costs.profile import CalibrationProfile, Given
 from ladder_sim.simulate.request import Request
 from ladder_sim.specs.catalog import release
-from ladder_sim.specs.engine_options import name_in
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.scenario_warnings import DECISIVE, Caution
+from ladder_sim.specs.settings import name_in
 from ladder_sim.specs.workload import FORMATS
 from ladder_sim.units import format_bytes, format_seconds
 from ladder_sim.wirings.layout import lay_out

@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ladder_sim.costs.contention import OverlapParameters
+from ladder_sim.costs.estimate import OverlapParameters
 from ladder_sim.costs.profile import RANK_SKEW, CalibrationProfile, FittedFigure
 from ladder_sim.des.shared import Number, any_true
 from ladder_sim.errors import UnknownNameError, UsageError

@@ -8,16 +8,23 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import cast
+from typing import Protocol, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ladder_sim.costs import contention
 from ladder_sim.costs.collectives.algorithms import INLINE
 from ladder_sim.costs.collectives.network import ODD, Network
-from ladder_sim.costs.collectives.times import COLLECTIVE_ERROR
-from ladder_sim.costs.estimate import Estimate, Source
+from ladder_sim.costs.estimate import (
+    COLLECTIVE_ERROR,
+    NCCL_ENDS,
+    Estimate,
+    Source,
+    collective_sms,
+    collective_traffic_bytes,
+    kernel_demand,
+    waiting_share,
+)
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.lookup import RatioTable
 from ladder_sim.costs.profile import HBM_EFFICIENCY, CalibrationProfile
@@ -57,6 +64,16 @@ WHOLE_PROCESSOR = Demand(lost=1.0, memory=1.0, delay=1.0)
 FUSED_NORM_TRAFFIC = 2.0
 # traffic of add and norm in a kernel of their own: output and residual are read, residual and norm written
 NORM_TRAFFIC = 4.0
+
+
+class CostModel(Protocol):
+    """Anything that knows how long ops take on one scenario's hardware and stack."""
+
+    @property
+    def hardware(self) -> Hardware:
+        """Figures behind the times."""
+
+    def estimates(self, ops: Sequence[Op]) -> Sequence[Estimate]: ...
 
 
 class KernelCosts:
@@ -232,7 +249,7 @@ class KernelCosts:
         work = shape.work
         arithmetic = 0.0 if shape.rows is None else shape.arithmetic_s(self.hardware.gpu, work) / seconds
         memory = self._memory_share(work.moved_bytes, seconds)
-        return contention.kernel_demand(shape, self.hardware.overlap, memory, arithmetic)
+        return kernel_demand(shape, self.hardware.overlap, memory, arithmetic)
 
     def _send(self, message_bytes: Number) -> Estimate:
         """Return the seconds of a send between pipeline stages: an average one, where some are in another node."""
@@ -250,7 +267,7 @@ class KernelCosts:
             algorithm="nccl",
             demand=Demand(
                 held_sms=1.0,
-                waits=contention.waiting_share(contention.NCCL_ENDS, seconds, self.hardware.overlap),
+                waits=waiting_share(NCCL_ENDS, seconds, self.hardware.overlap),
                 memory=self._memory_share(message_bytes, seconds),
                 link=1.0,
             ),
@@ -282,11 +299,10 @@ class KernelCosts:
             error = np.where(odd, over - 1.0, error) if odd.any() else error
         seconds = self.hardware.stack.collective_factor * _plain(times.seconds)
         overlap = self.hardware.overlap
-        sms = times.choose([contention.collective_sms(name, message_bytes, overlap) for name in times.algorithms])
+        sms = times.choose([collective_sms(name, message_bytes, overlap) for name in times.algorithms])
         traffic = times.choose(
             [
-                contention.collective_traffic_bytes(name, message_bytes, overlap)
-                + network.copied_bytes(name, message_bytes)
+                collective_traffic_bytes(name, message_bytes, overlap) + network.copied_bytes(name, message_bytes)
                 for name in times.algorithms
             ]
         )
@@ -299,7 +315,7 @@ class KernelCosts:
             demand=Demand(
                 # kernels keep at least one
                 held_sms=number(minimum(sms, self._machine.sms - 1)),
-                waits=contention.waiting_share(
+                waits=waiting_share(
                     _plain(np.atleast_1d(network.memory_steps(kind, times))), seconds, self.hardware.overlap
                 ),
                 memory=self._memory_share(traffic, seconds),

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from ladder_sim.costs.contention import PARAMETERS
+from ladder_sim.costs.estimate import PARAMETERS
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.lookup import RatioTable
 from ladder_sim.costs.profile import (

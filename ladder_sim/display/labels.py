@@ -11,7 +11,7 @@ from ladder_sim.closed_loop.checks import ServingCheck
 from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.confidence.runs import Compared, own_figures
 from ladder_sim.costs.profile import NO_PROFILE, StackFit, run_sizes
-from ladder_sim.simulate.collectives import Collective
+from ladder_sim.simulate.breakdown import Collective
 from ladder_sim.specs.catalog import stack, stack_names
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.workload import USUAL, Workload

@@ -19,10 +19,10 @@ from ladder_sim.hf.quantization import KvDType
 from ladder_sim.prediction import default_variants
 from ladder_sim.serving.requests.slo import SLO
 from ladder_sim.specs.arguments import ARGUMENTS, DEFAULTS, Argument
-from ladder_sim.specs.engine_options import EngineOption
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.reading import read_table
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.settings import EngineOption
 from ladder_sim.specs.workload import Imbalance
 from ladder_sim.sweeps.axes import axis, resolve
 from ladder_sim.sweeps.price import PRICE_HINT, check_price

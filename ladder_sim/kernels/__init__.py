@@ -1,15 +1,13 @@
 """The kernels of a forward pass by kind: work, traffic, growth, tables, formula and label.
 
-A new kind is a `Shape` named in `KERNELS`, and a layer that runs it (`ladder_sim.graph.layers`);
-where its times are measured, it says its `tables`, of which `ladder_sim.costs.moe_file` holds an entry. Costs, warnings
-and reports ask any `Shape` and do not know the kinds. Kernels in turn know no measured time.
+A new kind is a `Shape` named in `KERNELS`, and a layer that runs it (`ladder_sim.graph.layers`); where its times are
+measured, it says its `tables`, of which `ladder_sim.costs.moe_file` holds an entry. Costs, warnings and reports ask any
+`Shape` and do not know the kinds. Kernels in turn know no measured time.
 """
 
 from collections.abc import Mapping
 
 from ladder_sim.kernels.attention import AttentionShape, InContext, MlaShape, SparseShape
-from ladder_sim.kernels.collective import CollectiveShape, Group
-from ladder_sim.kernels.elementwise import ElementwiseShape, QuantizeShape, SampleShape
 from ladder_sim.kernels.gemm import BmmShape, GemmShape, MoeShape
 from ladder_sim.kernels.shape import (
     GEMM_FORMATS,
@@ -32,6 +30,7 @@ from ladder_sim.kernels.shape import (
     varies,
 )
 from ladder_sim.kernels.state import ConvolutionShape, StateShape
+from ladder_sim.kernels.traffic import CollectiveShape, ElementwiseShape, Group, QuantizeShape, SampleShape
 
 # profiles show their tables in this order
 KERNELS: tuple[type[Shape], ...] = (

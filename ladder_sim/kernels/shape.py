@@ -1,4 +1,4 @@
-"""What every kernel says of itself, the sizes of a pass to which it is resized, and the kinds of tables with its times.
+"""What every kernel says of itself, at which sizes of a pass, on which GPU and engine, and which tables have its times.
 
 Every count is per rank and per forward pass: FLOPs, bytes of device memory moved. Which kernels a pass runs does not
 depend on how many sequences there are nor on how long they are. So one graph, of one token, serves every size: each
@@ -379,7 +379,7 @@ class Shape(ABC):
         """Rows of activations that meet each of its weights; None: it has no weights.
 
         A collective next to it waits longer for the device memory if these are several
-        (`ladder_sim.costs.contention`).
+        (`ladder_sim.costs.estimate`).
         """
         return None
 

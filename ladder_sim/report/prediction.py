@@ -28,8 +28,7 @@ from ladder_sim.report.columns import Column, fields_of, percent, table_of
 from ladder_sim.report.console import WholeTable, table
 from ladder_sim.report.figures.prediction import breakdown_figure, timeline_figure
 from ladder_sim.report.report import WIDTH, Brief, Remark, Report
-from ladder_sim.simulate.breakdown import SimulatedOp
-from ladder_sim.simulate.collectives import Collective
+from ladder_sim.simulate.breakdown import Collective, SimulatedOp
 from ladder_sim.simulate.passes import ForwardPass
 from ladder_sim.units import format_bytes, format_seconds
 from ladder_sim.wirings.names import NO_COMMUNICATION

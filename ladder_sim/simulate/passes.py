@@ -18,8 +18,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ladder_sim.costs.estimate import CostModel, Estimate
+from ladder_sim.costs.estimate import Estimate
 from ladder_sim.costs.hardware import Hardware
+from ladder_sim.costs.kernels import CostModel
 from ladder_sim.des import engine, scan
 from ladder_sim.des.program import Program
 from ladder_sim.des.shared import Device, Number, any_true, maximum, minimum, values_of
@@ -28,10 +29,8 @@ from ladder_sim.graph.ops import Op, PassInputs
 from ladder_sim.graph.pass_kernels import kernels_of
 from ladder_sim.graph.techniques import form, rewrites_of
 from ladder_sim.kernels import WHOLE, Phase, Sizes
-from ladder_sim.simulate.breakdown import Breakdown, SimulatedOp, simulated_ops
-from ladder_sim.simulate.collectives import Collective, collectives
+from ladder_sim.simulate.breakdown import Breakdown, Collective, PathSums, SimulatedOp, collectives, simulated_ops
 from ladder_sim.simulate.lower import COMPUTE, Schedule, lower, op_times, schedule_pass
-from ladder_sim.simulate.path import PathSums
 from ladder_sim.specs.cluster import GpuSpec
 from ladder_sim.specs.scenario import Scenario
 

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 from ladder_sim.errors import UsageError
 from ladder_sim.specs import catalog
-from ladder_sim.specs.engine_options import option_names
 from ladder_sim.specs.scenario_warnings import DECISIVE, Caution
+from ladder_sim.specs.settings import option_names
 
 # what an option says: the name of an argument of `Scenario`, or a setting with its value; options of engines that
-# `engine_options` knows are settings by their own names. vLLM 0.32.0, engine/arg_utils.py; SGLang 0.5.10,
+# `settings` knows are settings by their own names. vLLM 0.32.0, engine/arg_utils.py; SGLang 0.5.10,
 # server_args.py; TensorRT-LLM 1.3, commands/serve.py
 _ARGUMENTS: Mapping[str, str] = {
     **dict.fromkeys(("model", "model-path"), "model"),

@@ -16,10 +16,10 @@ from ladder_sim.errors import LadderSimError, UsageError, reason
 from ladder_sim.prediction import default_variants
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS
-from ladder_sim.specs.engine_options import EngineOption
 from ladder_sim.specs.plan import Plan, check_context
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.scenario_warnings import unused
+from ladder_sim.specs.settings import EngineOption
 from ladder_sim.sweeps.axes import Axis, axis, expand, figure_of
 from ladder_sim.units import short_name
 from ladder_sim.values import whole

@@ -12,8 +12,9 @@ from typing import Literal, NamedTuple
 
 from ladder_sim.closed_loop.loop import ServedRequest
 from ladder_sim.closed_loop.step import simulate_request
-from ladder_sim.costs.estimate import CostModel, Estimate
+from ladder_sim.costs.estimate import Estimate
 from ladder_sim.costs.hardware import Hardware
+from ladder_sim.costs.kernels import CostModel
 from ladder_sim.des.shared import NOTHING
 from ladder_sim.des.timeline import Timeline
 from ladder_sim.errors import UsageError

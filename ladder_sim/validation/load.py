@@ -18,9 +18,8 @@ from ladder_sim.serving.service import Service
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.scenario_warnings import DECISIVE, Caution
-from ladder_sim.validation.campaigns import server_of
+from ladder_sim.validation.campaigns import cluster_name, format_name, server_of, stack_name
 from ladder_sim.validation.compare import ErrorStats, Quantity, check_error, error_stats
-from ladder_sim.validation.serving_names import cluster_name, format_name, stack_name
 
 # what InferenceX calls engines
 _ENGINES = {"trt": "trtllm", "tensorrt-llm": "trtllm"}

@@ -30,10 +30,9 @@ from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.workload import SPREAD
 from ladder_sim.units import quoted
-from ladder_sim.validation.campaigns import Facts, facts
+from ladder_sim.validation.campaigns import Facts, cluster_name, facts, format_name, model_name, stack_name
 from ladder_sim.validation.dataset import COLUMNS as RUN_COLUMNS
 from ladder_sim.validation.dataset import check_known, table_rows
-from ladder_sim.validation.serving_names import cluster_name, format_name, model_name, stack_name
 from ladder_sim.values import real
 
 TIMES = ("silicon_ttft_ms", "silicon_tpot_ms")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ladder_sim import Scenario, predict
-from ladder_sim.costs.contention import OverlapParameters, kernel_demand, memory_steps
+from ladder_sim.costs.estimate import OverlapParameters, kernel_demand, memory_steps
 from ladder_sim.costs.hardware import Hardware, skew_growth
 from ladder_sim.costs.profile import HBM_EFFICIENCY, JITTER_KEY, RANK_SKEW
 from ladder_sim.costs.profile_file import load_profile, save_profile

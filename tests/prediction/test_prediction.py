@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ladder_sim.costs.estimate import CostModel, Estimate
-from ladder_sim.costs.kernels import KernelCosts
+from ladder_sim.costs.estimate import Estimate
+from ladder_sim.costs.kernels import CostModel, KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.des import scan

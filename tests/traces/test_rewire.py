@@ -20,8 +20,7 @@ from ladder_sim.traces.graph import TraceGraph
 from ladder_sim.traces.iterations import choose_step, step_position
 from ladder_sim.traces.load import load
 from ladder_sim.traces.replay import from_timeline, replay, simulate
-from ladder_sim.traces.rewire import rewire
-from ladder_sim.traces.wirings import predict_variants
+from ladder_sim.traces.wirings import predict_variants, rewire
 from tests.support.trace_files import COMM, COMPUTE, KERNEL_US, LAYERS, REDUCE_US, TraceFile, tensor_parallel
 
 US = 1e-6

@@ -26,7 +26,7 @@ from ladder_sim.costs.collectives.algorithms import (
     floor_growth,
 )
 from ladder_sim.costs.collectives.fabrics import FabricCurve, fabric_curve
-from ladder_sim.costs.collectives.times import COLLECTIVE_ERROR, CollectiveTimes, fastest_way
+from ladder_sim.costs.estimate import COLLECTIVE_ERROR, CollectiveTimes, fastest_way
 from ladder_sim.costs.hardware import Hardware, Link
 from ladder_sim.des.shared import Floats, Number, maximum, minimum
 from ladder_sim.graph.ops import CollectiveKind

@@ -8,9 +8,18 @@ import numpy as np
 
 from ladder_sim.costs.collectives.across_nodes import INTER_EFFICIENCY, AcrossNodes, host_ring_s
 from ladder_sim.costs.collectives.algorithms import ALGORITHMS, ALL_REDUCE, DISPATCHES, OWN, Algorithm, Formula
-from ladder_sim.costs.collectives.times import COLLECTIVE_ERROR, ONLY, CollectiveTimes, fastest, of_each, unmeasured
-from ladder_sim.costs.contention import COPY_TRAFFIC, HOST_ROUND_TRIP_S, memory_steps
-from ladder_sim.costs.estimate import Source
+from ladder_sim.costs.estimate import (
+    COLLECTIVE_ERROR,
+    COPY_TRAFFIC,
+    HOST_ROUND_TRIP_S,
+    ONLY,
+    CollectiveTimes,
+    Source,
+    fastest,
+    memory_steps,
+    of_each,
+    unmeasured,
+)
 from ladder_sim.costs.hardware import Hardware, Link
 from ladder_sim.costs.profile import HBM_EFFICIENCY, CalibrationProfile
 from ladder_sim.costs.profile_file import shipped_links
