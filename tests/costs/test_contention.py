@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ladder_sim.costs import estimate
 from ladder_sim.costs.collectives.algorithms import DISPATCHES
 from ladder_sim.costs.estimate import (
     CLUSTERED,
@@ -355,6 +354,6 @@ def test_a_combine_takes_sms_from_the_block_that_it_overlaps(monkeypatch: pytest
     scenario = Scenario(model="deepseek-v2-lite", stack="sglang", **plan)  # type: ignore[arg-type]
     slowed_s = []
     for sms in (1.0, 20.0, 60.0):
-        monkeypatch.setattr(estimate, "DEEPEP_SMS", sms)
+        monkeypatch.setattr("ladder_sim.costs.estimate.DEEPEP_SMS", sms)
         slowed_s.append(predict_one(scenario, "ladder", profile="h100-sxm").breakdown.slowed_s)
     assert 0.0 <= slowed_s[0] < slowed_s[1] < slowed_s[2]
