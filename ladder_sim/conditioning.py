@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ladder_sim.closed_loop.step import simulate_requests
 from ladder_sim.confidence.interval import NORMAL_90
 from ladder_sim.costs.hardware import FRONT_END, Hardware
-from ladder_sim.costs.profile import CalibrationProfile, Given
+from ladder_sim.costs.profile import CalibrationProfile, ServerMeasurement
 from ladder_sim.des.shared import TINY
 from ladder_sim.errors import UsageError
 from ladder_sim.kernels import Stack
@@ -145,31 +145,32 @@ def condition(
     if base is None or base.in_place is not None:
         raise UsageError("a measurement moves what a profile says, and there is none here", hint="leave out profile")
     sd = ELSEWHERE_SD if elsewhere else HERE_SD
-    moved = np.zeros(len(FACTORS))
+    log_factors = np.zeros(len(FACTORS))
     predicted: dict[str, float] = {}
     for _ in range(ROUNDS):
-        now, slopes = responses(at, base, moved)
+        now, slopes = responses(at, base, log_factors)
         predicted = predicted or now
         by_factor = np.array([slopes[name] for name in measured])
-        apart = np.array([math.log(value) - now[name] for name, value in measured.items()]) + by_factor @ moved
-        moved, left = explained(apart, by_factor, [sd[name] for name in measured], elsewhere=elsewhere)
-    now, _ = responses(at, base, moved)
-    missed = max(abs(math.log(value) - now[name]) for name, value in measured.items())
-    if np.abs(moved).max() > MOST_MOVED or (not elsewhere and missed > MOST_MISSED):
+        missed = np.array([math.log(value) - now[name] for name, value in measured.items()])
+        log_errors = missed + by_factor @ log_factors
+        log_factors, covariance = posterior(log_errors, by_factor, [sd[name] for name in measured], elsewhere=elsewhere)
+    now, _ = responses(at, base, log_factors)
+    most_missed = max(abs(math.log(value) - now[name]) for name, value in measured.items())
+    if np.abs(log_factors).max() > MOST_MOVED or (not elsewhere and most_missed > MOST_MISSED):
         raise UsageError(
             f"no server of this scenario measures {_said(measured, predicted)}",
             hint="check the unit, the load (concurrency=...) and the plan (tp=...)",
         )
-    elsewhere_width = width(slopes["tpot_s"], left, INTERVAL_SD)
-    given = Given(
+    elsewhere_width = width(slopes["tpot_s"], covariance, INTERVAL_SD)
+    measurement = ServerMeasurement(
         said=_said(measured, predicted),
         at=(at.model, at.plan, at.workload),
-        tpot=elsewhere_width if elsewhere else width(slopes["tpot_s"], left, sd["tpot_s"]),
+        tpot=elsewhere_width if elsewhere else width(slopes["tpot_s"], covariance, sd["tpot_s"]),
         # what one load tells of other loads' first tokens was not checked
-        ttft=width(slopes["ttft_s"], left, sd["ttft_s"]) if "ttft_s" in measured and not elsewhere else math.inf,
+        ttft=width(slopes["ttft_s"], covariance, sd["ttft_s"]) if "ttft_s" in measured and not elsewhere else math.inf,
         tpot_elsewhere=elsewhere_width,
-        moved={name: float(value) for name, value in zip(FACTORS, np.exp(moved), strict=True)},
-        caution=_caution(measured, by_factor * moved, at, base),
+        factors={name: float(value) for name, value in zip(FACTORS, np.exp(log_factors), strict=True)},
+        caution=_caution(measured, by_factor * log_factors, at, base),
         here=condition(at, tpot_s=tpot_s, ttft_s=ttft_s, tokens_per_s=tokens_per_s, profile=base)
         if elsewhere
         else None,
@@ -177,10 +178,10 @@ def condition(
     stack = Hardware.of(at, base).stack
     figures = {
         figure: float(_times(stack, figure, np.exp(value)))
-        for factor, value in zip(FACTORS.values(), moved, strict=True)
+        for factor, value in zip(FACTORS.values(), log_factors, strict=True)
         for figure in factor.figures
     }
-    return dataclasses.replace(base, overheads={**base.overheads, **figures}, given=given)
+    return dataclasses.replace(base, overheads={**base.overheads, **figures}, measurement=measurement)
 
 
 def read_measured(text: str) -> tuple[Measured, dict[str, Any]]:
@@ -253,13 +254,13 @@ def _check(measured: Mapping[str, float], scenario: Scenario) -> None:
 
 
 def responses(
-    scenario: Scenario, profile: CalibrationProfile, moved: NDArray[Any]
+    scenario: Scenario, profile: CalibrationProfile, log_factors: NDArray[Any]
 ) -> tuple[dict[str, float], dict[str, NDArray[Any]]]:
     """Return the logarithm of each figure of standard with factors of such logarithms, and what each changes in it."""
     stack, count = Hardware.of(scenario, profile).stack, len(FACTORS) + 1
     varied: dict[str, NDArray[Any]] = {}
     for number, factor in enumerate(FACTORS.values(), 1):
-        logs = np.full(count, moved[number - 1])
+        logs = np.full(count, log_factors[number - 1])
         logs[number] += STEP
         varied |= {f"stack.{figure}": _times(stack, figure, np.exp(logs)) for figure in factor.figures}
     request = simulate_requests(scenario, varied, ["standard"], profile)["standard"]
@@ -275,18 +276,17 @@ def responses(
 
 
 def _times(stack: Stack, figure: str, factor: Any) -> Any:
-    """Return a figure of a stack times a factor."""
     own = float(getattr(stack, figure))
     scale = max(own, LEAST_FRONT_END_S) if figure == "frontend_s" else own
     return np.maximum(0.0, own + (factor - 1.0) * scale)
 
 
-def explained(
-    apart: NDArray[Any], by_factor: NDArray[Any], row_sd: Sequence[float], *, elsewhere: bool = True
+def posterior(
+    log_errors: NDArray[Any], by_factor: NDArray[Any], row_sd: Sequence[float], *, elsewhere: bool = True
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the expected logarithms of the factors, and their covariance, given how far figures lie apart.
+    """Return the expected logarithms of the factors, and their covariance, given the errors of figures.
 
-    `apart` is the logarithm of each measured figure over its prediction, `by_factor` what each factor's logarithm
+    `log_errors` is the logarithm of each measured figure over its prediction, `by_factor` what each factor's logarithm
     changes in them, shape (figures, factors), and `row_sd` the standard deviation of what is of one row alone.
     `elsewhere`: other loads or plans are to be predicted; the load itself takes what it measured on any server.
     """
@@ -295,17 +295,18 @@ def explained(
     every = by_factor * variance @ by_factor.T + rows
 
     def log_density(covariance: NDArray[Any]) -> float:
-        return float(-0.5 * apart @ np.linalg.solve(covariance, apart) - 0.5 * np.linalg.slogdet(covariance)[1])
+        distance = log_errors @ np.linalg.solve(covariance, log_errors)
+        return float(-0.5 * distance - 0.5 * np.linalg.slogdet(covariance)[1])
 
     odds = math.log(SHARE_DIFFERENT / (1.0 - SHARE_DIFFERENT)) + log_density(every) - log_density(rows)
     different = 1.0 / (1.0 + math.exp(-max(-700.0, odds))) if elsewhere else 1.0
     gain = variance[:, None] * by_factor.T @ np.linalg.inv(every)
-    return different * gain @ apart, different * (np.diag(variance) - gain @ by_factor * variance)
+    return different * gain @ log_errors, different * (np.diag(variance) - gain @ by_factor * variance)
 
 
-def width(slopes: NDArray[Any], left: NDArray[Any], row_sd: float) -> float:
+def width(slopes: NDArray[Any], covariance: NDArray[Any], row_sd: float) -> float:
     """Return the half-width of an interval, in the logarithm."""
-    return NORMAL_90 * math.sqrt(row_sd**2 + max(float(slopes @ left @ slopes), 0.0))
+    return NORMAL_90 * math.sqrt(row_sd**2 + max(float(slopes @ covariance @ slopes), 0.0))
 
 
 def _text(name: str, value: float) -> str:

@@ -332,9 +332,10 @@ def _with_fit(measured: CalibrationProfile, calibrated: CalibrationProfile) -> C
 
 def where_measured(scenario: Scenario, profile: CalibrationProfile | None) -> CalibrationProfile | None:
     """Return the profile to use, which is another one for the load and plan that a running server measured."""
-    given = profile.given if profile else None
-    here = given and given.is_of(scenario.model, scenario.plan, scenario.workload)
-    return given.here if given and given.here and here else profile
+    measurement = profile.measurement if profile else None
+    if measurement and measurement.here and measurement.is_of(scenario.model, scenario.plan, scenario.workload):
+        return measurement.here
+    return profile
 
 
 def _prediction(request: Request, standard: Request, memory: MemoryUse, confidence: Confidence) -> Prediction:

@@ -80,7 +80,7 @@ def _times(replica: _Replica, variants: tuple[str, ...], profile: str | Calibrat
     if fits.any():
         try:
             measured = resolve_profile(scenario, profile)
-            given = measured.given if measured else None
+            given = measured.measurement if measured else None
             profiles = [
                 where_measured(at_load(scenario, scenario.plan, number), measured) if given else measured
                 for number in replica[1]

@@ -71,7 +71,6 @@ def smallest_fitting_tp(scenario: Scenario) -> int | None:
 
 
 def _nodes(scenario: Scenario, tp: int) -> int:
-    """Return the number of nodes that the scenario's plan takes with another TP degree."""
     return dataclasses.replace(scenario.plan, tp=tp).nodes(scenario.cluster.gpus_per_node)
 
 

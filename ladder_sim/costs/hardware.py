@@ -66,7 +66,6 @@ SUSTAINED_SHARE = 0.61
 
 @lru_cache(maxsize=64)
 def _stated(cluster: ClusterSpec) -> tuple[Gpu, Link]:
-    """Return the figures of a cluster's GPUs and of the links in its nodes."""
     return Gpu.of(cluster.gpu), Link.of(cluster.intra)
 
 

@@ -125,7 +125,6 @@ class KernelCosts:
         self._kernel_error = CALIBRATED_KERNEL_ERROR if self._calibrated(scenario) else KERNEL_ERROR
 
     def _calibrated(self, scenario: Scenario) -> bool:
-        """Whether the kernels of this stack on this GPU were fitted to end-to-end runs."""
         if self.profile is None or not self._here:
             return False
         stack_fit = self.profile.fit_of(scenario.stack.name)
@@ -243,7 +242,6 @@ class KernelCosts:
         )
 
     def _demand(self, shape: Shape, seconds: Number) -> Demand:
-        """Return what a kernel of so many seconds takes of its GPU."""
         if self.profile and self.profile.in_place:
             return WHOLE_PROCESSOR
         work = shape.work
@@ -252,7 +250,6 @@ class KernelCosts:
         return kernel_demand(shape, self.hardware.overlap, memory, arithmetic)
 
     def _send(self, message_bytes: Number) -> Estimate:
-        """Return the seconds of a send between pipeline stages: an average one, where some are in another node."""
         hardware, across = self.hardware, self._sends_across
         seconds: Number = 0.0
         for tier, share in ((hardware.intra.among(2), 1.0 - across), (hardware.inter, across)):
@@ -336,12 +333,10 @@ def _rising(table: RatioTable, kind: Kind, table_of: TableOf, reference: Gpu, fa
 
 
 def _rows(values: Sequence[ArrayLike]) -> Floats:
-    """Stack numbers, or arrays of one number per configuration."""
     if not any(np.ndim(value) for value in values):
         return np.array(values, np.float64)[:, np.newaxis]
     return np.stack(np.broadcast_arrays(*(np.asarray(value, np.float64) for value in values)))
 
 
 def _plain(values: Floats) -> Number:
-    """Return a plain number instead of an array of one configuration."""
     return float(values[0]) if values.shape == (1,) else values

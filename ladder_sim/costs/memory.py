@@ -71,7 +71,6 @@ def weight_bytes(scenario: Scenario) -> float:
 
 @lru_cache(maxsize=1024)
 def _weight_bytes(inputs: PassInputs) -> float:
-    """Return the bytes of weights on a GPU of the pipeline stage that holds most."""
     kernels = kernels_of(inputs, "decode")
     # as many periods as a pass is simulated with at first, whose layout it is
     layout = kernels.layout(inputs.variant, keep=3)
@@ -141,7 +140,8 @@ class _Reserved(NamedTuple):
 def _reserved(scenario: Scenario) -> _Reserved:
     """Return the bytes of a GPU that hold neither weights nor KV cache, by the engine's own rule."""
     stack, plan, capacity_bytes = scenario.stack, scenario.plan, scenario.cluster.gpu.hbm_bytes
-    reserve_bytes, activation_bytes = stack.serving_reserve_bytes, _step_activation_bytes(scenario)
+    reserve_bytes, tokens = stack.serving_reserve_bytes, scenario.step_tokens
+    activation_bytes = float(_activation_bytes(scenario, tokens, min(scenario.step_requests, tokens)))
     share = stack.memory_fraction
     if stack.memory_fraction_of == "total":
         unused_bytes = (1.0 - share) * capacity_bytes
@@ -150,7 +150,7 @@ def _reserved(scenario: Scenario) -> _Reserved:
         unused_bytes = (1.0 - share) * max(0.0, free_bytes)
     else:
         if not share:
-            outside_bytes = _outside_static_bytes(scenario.step_tokens, plan.tp * plan.pp, capacity_bytes)
+            outside_bytes = _outside_static_bytes(tokens, plan.tp * plan.pp, capacity_bytes)
             share = max(0.0, 1.0 - outside_bytes / capacity_bytes)
         # activations take their part of it
         unused_bytes = (1.0 - share) * (capacity_bytes - reserve_bytes) - activation_bytes
@@ -168,21 +168,13 @@ def _outside_static_bytes(tokens: int, ranks: int, capacity_bytes: float) -> flo
     return float(max(least_bytes, 2**30 + 1.5 * 2**20 * tokens + 128 * 2**20 * ranks))
 
 
-def _step_activation_bytes(scenario: Scenario) -> float:
-    """Return the bytes of activations of the largest step: all tokens of its budget, logits of all requests."""
-    tokens = scenario.step_tokens
-    return float(_activation_bytes(scenario, tokens, min(scenario.step_requests, tokens)))
-
-
 def _kv_pool_bytes(scenario: Scenario) -> float:
-    """Return the bytes of a GPU that the stack leaves for the KV cache."""
     return max(0.0, scenario.cluster.gpu.hbm_bytes - weight_bytes(scenario) - sum(_reserved(scenario)))
 
 
 def _bytes_next_to_weights(
     scenario: Scenario, requests: Count, prompt: Count, gen: Count
 ) -> tuple[float | Floats, float | Floats, float | Floats]:
-    """Return the bytes of the KV cache, of activations, and of what the stack keeps."""
     if scenario.workload.concurrency is None:
         return *_growing_bytes(scenario, requests, prompt, gen), scenario.stack.memory_overhead_bytes
     tokens: Any = prompt + scenario.stack.kv_answer_share * gen
@@ -195,7 +187,6 @@ def _bytes_next_to_weights(
 def _growing_bytes(
     scenario: Scenario, batch: Count, prompt: Count, gen: Count
 ) -> tuple[float | Floats, float | Floats]:
-    """Return the bytes that grow with the requests: the KV cache and activations."""
     context: Any = prompt + gen
     cache_bytes = kv_bytes(scenario, context) * scenario.plan.group_requests(batch)
     # of one pass

@@ -284,7 +284,6 @@ DECODE_TOKENS, PROMPT_TOKENS = 32, 512
 
 
 def _splits_tokens(inputs: PassInputs, phase: Phase, tokens: Count) -> Any:
-    """Whether an engine splits a pass of so many tokens."""
     return tokens >= (DECODE_TOKENS if phase == "decode" else PROMPT_TOKENS)
 
 

@@ -265,7 +265,6 @@ def _window_layers(fields: Fields, layers: int) -> tuple[int, ...]:
 
 
 def _rotated_layers(fields: Fields, layers: int) -> tuple[int, ...]:
-    """Return the layers of Llama 4 with rotary embeddings."""
     rotated = fields.config.get("no_rope_layers") or []
     if not rotated:
         return _in_pattern(fields, layers)

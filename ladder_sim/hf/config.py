@@ -234,7 +234,6 @@ def read_numbers(config: Mapping[str, object], shape: Shape, *, source: str) -> 
 
 
 def _wiring(fields: Fields) -> str:
-    """Return the wiring in the config's field `ladder_sim_wiring`: its name, or its file as JSON; empty without it."""
     value = fields.config.get("ladder_sim_wiring") or ""
     if isinstance(value, dict):
         if fields.config.get("ladder_layers"):

@@ -85,7 +85,6 @@ def _installed(package: str) -> bool:
 
 
 def _run(text: str, source: str) -> dict[str, Any]:
-    """Return what the runtime's command prints."""
     pipe = subprocess.PIPE
     command = ["ladder_sim_runtime", "layers", "-", "--source", source]
     # no network, whatever a model's code asks for

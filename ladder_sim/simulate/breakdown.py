@@ -176,7 +176,6 @@ def _summed(parts: Iterable[tuple[Mapping[_Key, float], float]]) -> dict[_Key, f
 
 
 def _limit(op: Op, gpu: Gpu) -> str:
-    """Return what bounds an op: a link, tensor cores, memory bandwidth, or a small kernel's fixed cost."""
     if op.stream == "comm":
         return op.kind
     arithmetic_s = op.shape.arithmetic_s(gpu)
@@ -262,7 +261,6 @@ def _place(schedule: Schedule, number: int, lasting: Set[int]) -> _Place:
 
 
 def _name(schedule: Schedule, number: int) -> str:
-    """Return an op's name without its layer."""
     name = schedule.layout.names[number]
     return name.partition(".")[2] if schedule.layout.layers[number] >= 0 else name
 
@@ -387,7 +385,6 @@ def _mark(critical: list[Any], tasks: Sequence[int], noticed_s: Sequence[Number]
 
 
 def _simple(mask: Any) -> Any:
-    """Return True or False instead of a mask in which all elements are equal."""
     if mask is True or mask is False:
         return mask
     return True if mask.all() else mask if mask.any() else False

@@ -61,20 +61,10 @@ SAME = 1e-4
 class ForwardPass:
     """One forward pass of one variant: how long it takes, and on demand what it is made of.
 
-    Numbers may be arrays of one value per configuration; a timeline is one configuration's.
-
-    Parameters
-    ----------
-    schedule, prices, hardware
-        What it runs, some of its layers left out; what its ops cost, and what the stack adds to them.
-    gpu, engine
-        What runs it, and simulates it: ``"fast"`` or ``"des"``.
-    like
-        A pass of the same schedule: if it was simulated before, this one starts with as many periods.
-    device
-        Shared with passes whose ops are the same: how these slow each other is computed once.
-    follow
-        Of several configurations: follow the critical path of each while times are there, for `path`.
+    Numbers may be arrays of one value per configuration; a timeline is one configuration's. The schedule has some of
+    its layers left out. `like` is a pass of the same schedule: if it was simulated before, this one starts with as many
+    periods. Passes with the same ops share a `device`: how these slow each other is computed once. `follow` of several
+    configurations follows the critical path of each while times are there, for `path`.
     """
 
     def __init__(
@@ -460,7 +450,6 @@ def _added(schedule: Schedule, program: Program, times: TaskTimes) -> tuple[Numb
 
 
 def _range(values: Sequence[Number]) -> tuple[Number, Number]:
-    """Return the smallest and the largest value, configuration by configuration."""
     if np.ndarray in set(map(type, values)):
         return reduce(minimum, values), reduce(maximum, values)
     return min(values), max(values)

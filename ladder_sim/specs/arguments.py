@@ -102,7 +102,6 @@ _NAMES = {
 
 
 def _degree(name: str, help: str, *, default: int | None = 1) -> Argument:
-    """Return the argument of one of the plan's degrees of parallelism."""
     return Argument(name, int, default, f"plan.{name}", PLAN, help, doubles=True, maximum=4096)
 
 

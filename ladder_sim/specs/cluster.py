@@ -202,14 +202,7 @@ def floor_of_hops(tier: str, hop_s: float) -> float:
     """Return the floor of a small all-reduce over a full tier, given the latency of one hop; seconds.
 
     A message goes up NCCL's tree and down again: along the chain of the eight GPUs of a node, seven hops of the tiers
-    "intra" and "host", and in the tier "inter" one more hop, to the other node.
-
-    Parameters
-    ----------
-    tier
-        Name of the tier, as `ladder_sim.specs.cluster.LinkTier.name`.
-    hop_s
-        Latency of one hop over this tier, seconds; 0: what the GPUs alone take.
+    "intra" and "host", and in the tier "inter" one more hop, to the other node. A hop of 0 s: what the GPUs alone take.
 
     Examples
     --------

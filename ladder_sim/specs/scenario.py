@@ -170,7 +170,6 @@ class Scenario:
         return other
 
     def _hold(self, **parts: Any) -> None:
-        """Set the fields, and check that they fit each other."""
         for name, value in parts.items():
             object.__setattr__(self, name, value)
         _checked_nodes(self.nodes)
@@ -332,7 +331,6 @@ def _checked_nodes(nodes: int) -> int:
 
 
 def _parts(given: ScenarioFields, overrides: Overrides) -> Parts:
-    """Return the specs and the workload that arguments and settings describe."""
     asked = {**DEFAULTS, **given}
     model, cluster, stack = asked["model"], asked["cluster"], asked["stack"]
     if isinstance(model, str):
@@ -365,7 +363,6 @@ def _parts(given: ScenarioFields, overrides: Overrides) -> Parts:
 
 
 def _plan(given: ScenarioFields, gpus_per_node: int) -> Plan:
-    """Return the plan; by default its TP degree is what the other degrees leave of the GPUs."""
     asked = {**DEFAULTS, **given}
     plan = Plan(**{name: asked[name] for name in ("pp", "attention_dp", "dp")})
     tp = asked["tp"]

@@ -249,7 +249,6 @@ def _settings(scenario: Scenario) -> Iterator[str]:
 
 
 def _idle(scenario: Scenario) -> Iterator[str]:
-    """Yield warnings on GPUs and nodes that the plan leaves idle."""
     plan, per_node = scenario.plan, scenario.cluster.gpus_per_node
     degrees = named_degrees(plan, "tp", "attention_dp", "pp", "dp")
     used = plan.nodes(per_node)

@@ -327,8 +327,6 @@ def _fields(section: str) -> dict[str, object]:
 
 
 def _fabric_of(tier: str) -> Callable[[str], str]:
-    """Return the function that looks up the name of a tier's fabric; only a cluster's file may name another."""
-
     def fabric(text: str) -> str:
         name, names = text.strip(), catalog.fabric_names(tier)
         own = tier == "inter" and name.endswith(".toml")

@@ -54,11 +54,6 @@ class Contention:
         measured = load_profile(spec.profile).overlap if spec.profile else {}
         return cls(device=Device(sms=spec.gpu.sms), overlap=OverlapParameters.of(measured))
 
-    @classmethod
-    def of_cores(cls) -> Self:
-        """Return the contention of CPU ranks, each on a core of its own."""
-        return cls(device=Device(sms=_PARTS))
-
     def demands(self, graph: TraceGraph) -> list[Demand]:
         """Return what each op of a graph takes of its processor."""
         return [self._on_gpu(op) if self.overlap is not None else self._on_core(graph, op) for op in graph.ops]
@@ -91,7 +86,8 @@ class Contention:
 
 def default_contention(graph: TraceGraph) -> Contention | None:
     """Return the contention of CPU cores where collectives run on them; None for GPUs, whose profile says it."""
-    return Contention.of_cores() if any(lane.name.startswith((_GLOO, SHARED_MEMORY)) for lane in graph.lanes) else None
+    on_cores = any(lane.name.startswith((_GLOO, SHARED_MEMORY)) for lane in graph.lanes)
+    return Contention(device=Device(sms=_PARTS)) if on_cores else None
 
 
 # relative error of a replay beyond which other wirings are not predicted: sound recordings of `tests/data/traces` are

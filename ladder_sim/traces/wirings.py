@@ -172,7 +172,6 @@ class _Rewiring:
             self._change(behind, after=(*op.after, index), lead_s=op.lead_s + self.stream_wait_s)
 
     def _consumers(self, forward: Pass, number: int) -> list[int]:
-        """Return the ops of the next segment that wait for the all-reduce."""
         reduce = forward.reduces[number]
         return [index for index in forward.segments[number] if reduce in self._op(index).after]
 
@@ -278,7 +277,7 @@ def predict_variants(
     """
     names = list(dict.fromkeys(map(canonical, variants)))
     if step.origin is not None:
-        return rewired_as_predicted(step, names, stream_wait_s=stream_wait_s, contention=contended)
+        return rewired_as_predicted(step, step.origin, names, stream_wait_s=stream_wait_s, contention=contended)
     stream_wait_s = STREAM_WAIT_S if stream_wait_s is None else stream_wait_s
     baseline_s, simulated = _rewired(step, names, stream_wait_s, contention)
     apart = _with_waits_as_work(step)
@@ -333,10 +332,11 @@ def _alone(step: TraceGraph, contention: Contention) -> TraceGraph:
 
 def baseline(graph: TraceGraph, step: str | None) -> StepError:
     """Return the time of a trace's step (`choose_step`) as recorded, and as it is replayed alone."""
-    if graph.origin is not None:
-        return recorded_and_replayed(choose_step(graph, step))
+    chosen = choose_step(graph, step)
+    if chosen.origin is not None:
+        return recorded_and_replayed(chosen, chosen.origin)
     position = step_position(graph, step)
-    replayed_s, _ = _simulated(choose_step(graph, step))
+    replayed_s, _ = _simulated(chosen)
     return StepError(
         name="trace" if position is None else graph.steps[position],
         recorded_s=step_seconds(graph if position is not None else replace(graph, steps=()))[position or 0],
@@ -345,13 +345,11 @@ def baseline(graph: TraceGraph, step: str | None) -> StepError:
 
 
 def _simulated(graph: TraceGraph, contention: Contention | None = None) -> tuple[float, TraceGraph]:
-    """Return the seconds of a graph, and its ops at their simulated times."""
     simulated = with_times(graph, simulate(graph, contention))
     return _seconds(simulated), simulated
 
 
 def _seconds(step: TraceGraph) -> float:
-    """Return the seconds of a step that is a graph of its own."""
     return step_seconds(replace(step, steps=()))[0]
 
 

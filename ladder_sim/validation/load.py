@@ -137,7 +137,6 @@ def errors_of(scenario: Scenario) -> list[PublishedError]:
 
 @cache
 def _published_errors() -> list[dict[str, str]]:
-    """Return the lines that `ladder-sim validate published --csv` prints."""
     file = resources.files("ladder_sim.validation") / "data" / "published-errors.csv"
     return list(csv.DictReader(file.read_text("utf-8").splitlines()))
 
@@ -164,7 +163,6 @@ def _compare(
 
 
 def _failures(result: Result) -> tuple[str, ...]:
-    """Return notes on what failed requests mean for a comparison."""
     if not result.failed:
         return ()
     sent = result.failed + result.answered
@@ -197,7 +195,6 @@ def _contradiction(result: Result, scenario: Scenario, given: Mapping[str, Any])
 
 
 def _scenario(result: Result, given: Mapping[str, Any], overrides: Mapping[str, Any]) -> Scenario:
-    """Return the scenario that served a load: as the file says, but for what is given."""
     if "campaign" in result.server:
         known = server_of(str(result.server["campaign"]))
         given, overrides = {**known.scenario, **given}, {**known.server, **overrides}

@@ -306,7 +306,6 @@ def _check_times(serving: Serving, cell: Mapping[str, str]) -> None:
 
 
 def _active_share(model: ModelSpec) -> float:
-    """Share of the weights that one token uses."""
     layers = [kind.feed_forward for kind in model.kinds]
     idle = sum(
         (each.experts - each.experts_per_token) * each.expert.parameters for each in layers if isinstance(each, Moe)
@@ -315,7 +314,6 @@ def _active_share(model: ModelSpec) -> float:
 
 
 def _plan(cell: Mapping[str, str], known: Facts, *, has_experts: bool) -> tuple[Plan, int]:
-    """Return the plan of a row, and how many groups have the requests that the row counts."""
     tp, pp = _whole(cell, "tp_size"), _degree(cell, "pp_size", 1)
     if not has_experts:
         # the scenario refuses groups

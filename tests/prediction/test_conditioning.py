@@ -77,14 +77,14 @@ def test_an_interval_is_narrower_and_wirings_follow() -> None:
 
 def test_a_server_that_contradicts_the_prediction_is_told_what_is_probably_otherwise() -> None:
     profile = condition(SCENARIO, tpot_s=0.03)
-    assert profile.given is not None
-    assert "outside of its interval" in profile.given.caution
-    assert max(profile.given.moved, key=lambda name: profile.given.moved[name] if profile.given else 0) in FACTORS
+    assert profile.measurement is not None
+    assert "outside of its interval" in profile.measurement.caution
+    assert list(profile.measurement.factors) == list(FACTORS)
     warnings = predict(SCENARIO, profile=profile).confidence.warnings
     assert any(text.startswith("measured TPOT 30.0 ms (predicted 17.") for text in warnings)
     agrees = condition(SCENARIO, tpot_s=0.0175)
-    assert agrees.given is not None
-    assert not agrees.given.caution
+    assert agrees.measurement is not None
+    assert not agrees.measurement.caution
 
 
 def test_throughput_does_as_well() -> None:

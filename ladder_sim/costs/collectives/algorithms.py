@@ -427,7 +427,6 @@ class MeasuredCollective:
 
     @cached_property
     def _log_ratios(self) -> Mapping[int, tuple[Floats, Floats]]:
-        """Logarithms of each curve's sizes, and of its times over the formula's."""
         return {
             ranks: (
                 np.log(curve.size_bytes),

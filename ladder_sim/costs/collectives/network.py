@@ -215,7 +215,6 @@ class Network:
         return dataclasses.replace(times, algorithms=chosen.algorithms, choice=chosen.choice)
 
     def _by_rule(self, rules: tuple[AllReduceRule, ...], message: Floats) -> CollectiveTimes:
-        """Return the times of the first algorithm of the stack's rule that works here; NCCL's where none does."""
         rule = self._scenario.allreduce_rule(rules)
         works = [pair for pair in (rule.up_to if rule else ()) if ALL_REDUCE[pair[0]].unmet(self._scenario) is None]
         names, limits = (*(name for name, _ in works), "nccl"), [limit for _, limit in works]
@@ -259,7 +258,6 @@ class Network:
         return fastest([host, unmeasured(np.maximum(peer.seconds, switch_s), "nvls", self._without_p2p)])
 
     def _in_node(self, kind: str, name: str, message: Floats, ranks: int = 0) -> CollectiveTimes:
-        """Return the times of a collective between the ranks of a node, or between `ranks` ranks."""
         algorithm, tier, ranks = ALGORITHMS[kind, name], self._intra, ranks or self._ranks
         if algorithm.across_roots < 1.0 and ranks * self._cluster.pcie_roots > self._cluster.gpus_per_node:
             tier = dataclasses.replace(tier, bandwidth_Bps=algorithm.across_roots * tier.bandwidth_Bps)
@@ -288,14 +286,12 @@ class Network:
         ).at_least(port_s)
 
     def _source(self, algorithm: Algorithm) -> Source:
-        """Return the source of a formula's figures."""
         if algorithm.measured_on is None:
             return "roofline"
         here = algorithm.measured_on and self._hardware.same_node(catalog.cluster(algorithm.measured_on))
         return "fitted" if here else "transferred"
 
     def _dispatch(self, kind: str, kernel: str, message: Floats) -> CollectiveTimes:
-        """Return the times of sending tokens to their experts, or back, by a kernel for that."""
         if self._nodes == 1:
             return self.alone(kind, kernel, message)
         self._require(kind, kernel)
