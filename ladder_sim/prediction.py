@@ -12,9 +12,8 @@ from ladder_sim.best_standard import BestStandard, best_standard
 from ladder_sim.closed_loop.loop import Load, ServedRequest
 from ladder_sim.closed_loop.step import simulate_request
 from ladder_sim.confidence import Confidence, Interval
-from ladder_sim.costs.fitting import fit_error
 from ladder_sim.costs.kernels import KernelCosts
-from ladder_sim.costs.memory import MemoryUse, memory_use
+from ladder_sim.costs.memory import MemoryUse, fit_error, memory_use
 from ladder_sim.costs.profile import JITTER_KEY, NO_PROFILE, CalibrationProfile
 from ladder_sim.costs.profile_file import is_shipped, load_profile
 from ladder_sim.errors import UnknownNameError, UsageError

@@ -11,8 +11,7 @@ import numpy as np
 
 from ladder_sim.analysis.advice import RANKS, Advice, Objective, Option, Unfit, pareto_front
 from ladder_sim.closed_loop.step import simulate_requests
-from ladder_sim.costs.fitting import fit_error
-from ladder_sim.costs.memory import memory_use, total_bytes
+from ladder_sim.costs.memory import fit_error, memory_use, total_bytes
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.des.shared import Floats
 from ladder_sim.display.labels import load_label
