@@ -5,7 +5,6 @@ Fields of a stack have names of their engine's too, as in ``--set max-num-seqs=2
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple, Self, TypeVar
 
 from ladder_sim.errors import UnknownNameError, UsageError
@@ -19,33 +18,16 @@ from ladder_sim.specs.workload import Workload
 from ladder_sim.units import base_unit, quoted, short_name, typed_unit, unit_of
 from ladder_sim.values import Limits, field_kinds, limits_of, meanings, settable_fields
 
-# fields of a stack by option. vLLM 0.32.0, engine/arg_utils.py; SGLang 0.5.10, server_args.py; TensorRT-LLM's
-# documentation, "LLM API Reference" (TorchLlmArgs, KvCacheConfig)
-_OPTIONS: Mapping[str, Mapping[str, str]] = MappingProxyType(
-    {
-        "vllm": {
-            "max-num-seqs": "step_requests",
-            "max-num-batched-tokens": "step_tokens",
-            "gpu-memory-utilization": "memory_fraction",
-            "max-model-len": "max_context",
-            "enable-prefix-caching": "prefix_cache",
-        },
-        "sglang": {
-            "max-running-requests": "step_requests",
-            "chunked-prefill-size": "step_tokens",
-            "mem-fraction-static": "memory_fraction",
-            "context-length": "max_context",
-            "disable-radix-cache": "prefix_cache",
-        },
-        "trtllm": {
-            "max-batch-size": "step_requests",
-            "max-num-tokens": "step_tokens",
-            "free-gpu-memory-fraction": "memory_fraction",
-            "max-seq-len": "max_context",
-            "enable-block-reuse": "prefix_cache",
-        },
-    }
-)
+_ENGINES = ("vllm", "sglang", "trtllm")
+# options of each engine, by field of a stack. vLLM 0.32.0, engine/arg_utils.py; SGLang 0.5.10, server_args.py;
+# TensorRT-LLM's documentation, "LLM API Reference" (TorchLlmArgs, KvCacheConfig)
+_OPTIONS: Mapping[str, tuple[str, str, str]] = {
+    "step_requests": ("max-num-seqs", "max-running-requests", "max-batch-size"),
+    "step_tokens": ("max-num-batched-tokens", "chunked-prefill-size", "max-num-tokens"),
+    "memory_fraction": ("gpu-memory-utilization", "mem-fraction-static", "free-gpu-memory-fraction"),
+    "max_context": ("max-model-len", "context-length", "max-seq-len"),
+    "prefix_cache": ("enable-prefix-caching", "disable-radix-cache", "enable-block-reuse"),
+}
 
 
 class EngineOption(NamedTuple):
@@ -67,7 +49,8 @@ class EngineOption(NamedTuple):
         EngineOption(name='max-num-seqs', engine='vllm', field='step_requests')
         """
         name = key.strip().lower().replace("_", "-")
-        return next((cls(name, engine, own[name]) for engine, own in _OPTIONS.items() if name in own), None)
+        fields = (field for field, names in _OPTIONS.items() if name in names)
+        return next((cls(name, _ENGINES[_OPTIONS[field].index(name)], field) for field in fields), None)
 
     def field_value(self, value: object) -> object:
         """Return the field's value for one of the option, which may say the opposite."""
@@ -91,7 +74,7 @@ def _disables(name: str) -> bool:
 
 def option_names() -> list[str]:
     """Return the names of all options."""
-    return [name for own in _OPTIONS.values() for name in own]
+    return [name for own in zip(*_OPTIONS.values(), strict=True) for name in own]
 
 
 def name_in(stack: StackSpec, field: str) -> str:
@@ -107,7 +90,7 @@ def names_of(field: str) -> dict[str, str]:
     >>> names_of("step_requests")
     {'vllm': 'max-num-seqs', 'sglang': 'max-running-requests', 'trtllm': 'max-batch-size'}
     """
-    return {engine: name for engine, own in _OPTIONS.items() for name, each in own.items() if each == field}
+    return dict(zip(_ENGINES, _OPTIONS.get(field, ()), strict=False))
 
 
 _SECTIONS: Mapping[str, Any] = {
