@@ -35,7 +35,7 @@ def join(content: object) -> Markup:
     if isinstance(content, Markup):
         return content
     if isinstance(content, str):
-        return Markup(escape(content))
+        return Markup(escape(content).replace(" %", "\N{NO-BREAK SPACE}%"))
     if isinstance(content, Iterable):
         return Markup("".join(map(join, content)))
     return Markup(escape(str(content)))

@@ -103,7 +103,8 @@ def banner(error: LadderSimError) -> Markup:
         tag("button", text, type="button", data_change=change, class_="btn line")
         for text, change in ways_out(error.hint)
     ]
-    said = tag("strong", page_words(error.message)), ". " if ways else ": ", page_words(error.hint)
+    hint = page_words(error.hint)
+    said = tag("strong", page_words(error.message)), f". {hint[:1].upper()}{hint[1:]}."
     return tag("div", tag("p", said), tag("div", ways, class_="ways") if ways else None, class_="banner")
 
 

@@ -182,7 +182,7 @@ def test_requests_under_load_are_simulated_on_request() -> None:
 
 def test_measured_runs_of_the_scenario_itself_come_first() -> None:
     served = panel("evidence", "model=qwen3-32b&stack=vllm&tp=4&concurrency=64")
-    assert "TPOT off by 5.1%, TTFT by 12% (model left out)." in texts(served.html)
+    assert "TPOT off by 5.1 %, TTFT by 12 % (model left out)." in texts(served.html)
     assert served.document is not None
     first = served.document.rows[0]
     assert (first["model"], first["stack"].partition("@")[0], first["apart"]) == ("qwen3-32b", "vllm", "")
@@ -214,7 +214,11 @@ def test_errors_of_static_batches_are_of_runs_that_no_fit_had_seen() -> None:
     batches = panel("evidence", "model=70b&tp=8&batch=4")
     assert batches.document is not None
     unseen = [abs(row["error"]) for row in batches.document.rows if not row["seen"]]
-    assert f"off by {sum(unseen) / len(unseen):.1%} on average" in texts(batches.html)
+    assert f"off by {100 * sum(unseen) / len(unseen):.1f} % on average" in texts(batches.html)
+    # of the nearest, those that the fit has used are hollow
+    drawn = {each.get("name"): each for each in batches.figures["fig-nearest"]["data"]}
+    assert drawn["the nearest, seen by a fit"]["marker"]["symbol"] == "circle-open"
+    assert len(drawn["the nearest"]["x"]) == len([row for row in batches.document.rows[:8] if not row["seen"]])
     assert f"in the {len(unseen)} runs under gpt-fast that no fit had seen" in texts(batches.html)
 
 

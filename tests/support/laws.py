@@ -1,6 +1,6 @@
 """Laws: what every answer keeps, as properties over random inputs, in tests/laws.
 
-``python -m tests.support.laws`` lists them on docs/development.md, each with the number of its examples.
+``python -m tests.support.laws`` names them on docs/development.md, each with the number of its examples.
 """
 
 import ast
@@ -45,6 +45,7 @@ def algorithms(step: ForwardPass) -> set[str]:
 class Law(NamedTuple):
     """One law as its file states it."""
 
+    name: str
     text: str
     examples: int
 
@@ -57,13 +58,13 @@ def laws() -> Iterator[Law]:
             for call in calls:
                 if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "law":
                     assert isinstance(node, ast.FunctionDef)
-                    text = (ast.get_docstring(node) or node.name).split("\n\n")[0].replace("\n", " ")
-                    yield Law(text, ast.literal_eval(call.keywords[0].value))
+                    text = (ast.get_docstring(node) or "").split("\n\n")[0].replace("\n", " ")
+                    yield Law(node.name.removeprefix("test_"), text, ast.literal_eval(call.keywords[0].value))
 
 
 def with_laws(page: str) -> str:
     """Return a page with the current laws in its table of them."""
-    rows = "".join(f"| {each.examples:,} | {each.text} |\n" for each in laws())
+    rows = "".join(f"| {each.examples:,} | `{each.name}` |\n" for each in laws())
     return re.sub(r"(?m)(^\| examples \| law \|\n.*\n)(?:\|.*\n)*", lambda head: head[1] + rows, page)
 
 
