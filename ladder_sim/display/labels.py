@@ -86,7 +86,7 @@ _TITLES = {
 # what the words of a breakdown mean
 LEGEND = {
     "hidden": "share of the communication during which kernels run; the rest is exposed",
-    "critical path": "what decides the time; a hidden all-reduce does where it outlasts the kernels next to it",
+    "critical path": "time that each resource was the bottleneck; of messages, what computation did not cover",
 }
 # settings that make a part of a scenario another one than the runs', by how their names begin
 _SETTINGS_OF = {

@@ -205,7 +205,8 @@ def nearest_figure(runs: Sequence[Likeness], shown: int) -> "go.Figure":
         seen: [point for point, each in zip(points[:shown], runs, strict=False) if each.run.seen == seen]
         for seen in (False, True)
     }
-    look = {"color": NOW_MARKER["color"], "line": {"width": 1.5}}
+    colour = NOW_MARKER["color"]
+    look = {"color": colour, "line": {"color": colour, "width": 1.5}}
     groups = (
         Group("other runs", points[shown:], {"color": _PALE_COLOUR, "size": 6}),
         Group("the nearest", nearest[False], look, bars=True),

@@ -165,6 +165,13 @@ def test_the_front_is_of_requests_in_flight_where_the_scenario_is() -> None:
     assert [row["tokens_per_s"] for row in same if row["dp"] == row["pp"] == 1] == pytest.approx([alone.rate])
 
 
+def test_a_map_says_why_a_part_of_it_is_blank() -> None:
+    """Regression: batches that do not fit were a white area without a word."""
+    assert "Blank: the scenario cannot run there." in panel("map", "model=405b&nodes=2").html
+    links = "across=intra.bandwidth&up=intra.allreduce_floor"
+    assert "Blank" not in panel("map", f"model=8b&tp=2&{links}").html
+
+
 def test_requests_under_load_are_simulated_on_request() -> None:
     asked = panel("load", "model=8b&tp=2")
     assert "data-serve" in asked.html
