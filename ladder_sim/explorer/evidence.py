@@ -24,9 +24,7 @@ _SERVED = (
     "Time per token of standard: no serving of another wiring was measured. The rows are a sample of those that 90 % "
     "intervals are made from; figures of the engine were fitted to those marked with * (hollow), among others."
 )
-_STATIC = (
-    "Speedup of ladder over standard in static batches; the fit behind the predictions has used runs marked with * (hollow)."
-)
+_STATIC = "Speedup of ladder over standard in static batches; the fit has used runs marked with * (hollow)."
 _SOURCES = {
     "measured": "interpolated between measurements",
     "fitted": "beyond measurements, or a formula fitted to them",
@@ -104,8 +102,8 @@ def _verdict(scenario: Scenario, runs: Sequence[Likeness]) -> str:
         errors = error_stats(each.run.quantity for each in alike if not each.run.seen)
         assert errors is not None
         far = (
-            f"Ladder's speedup is off by {percent(errors.mean_error)} on average and {percent(errors.max_error)} at most in the "
-            f"{errors.rows} runs under {engine} that no fit had seen."
+            f"Ladder's speedup is off by {percent(errors.mean_error)} on average and {percent(errors.max_error)} at most "
+            f"in the {errors.rows} runs under {engine} that no fit had seen."
         )
     else:
         far = f"In the measured runs most like this: {errors_label(most_alike(scenario, None))}."
