@@ -102,8 +102,8 @@ def _verdict(scenario: Scenario, runs: Sequence[Likeness]) -> str:
         errors = error_stats(each.run.quantity for each in alike if not each.run.seen)
         assert errors is not None
         far = (
-            f"Ladder's speedup is off by {percent(errors.mean_error)} on average and {percent(errors.max_error)} at most "
-            f"in the {errors.rows} runs under {engine} that no fit had seen."
+            f"Ladder's speedup is off by {percent(errors.mean_error)} on average and {percent(errors.max_error)} at "
+            f"most in the {errors.rows} runs under {engine} that no fit had seen."
         )
     else:
         far = f"In the measured runs most like this: {errors_label(most_alike(scenario, None))}."

@@ -111,8 +111,9 @@ def banner(error: LadderSimError) -> Markup:
 def fine(answer: Answer) -> Markup:
     """Return the plan, the lengths and the memory in a line."""
     workload, memory = answer.scenario.workload, answer.predictions["standard"].memory
+    plan, gpus = answer.scenario.plan, answer.scenario.nodes * answer.scenario.cluster.gpus_per_node
     shown = [
-        str(answer.scenario.plan),
+        f"{plan} on {plan.gpus} of {gpus}" if plan.gpus < gpus else str(plan),
         workload.dtype,
         f"{workload.prompt} prompt + {workload.gen} new tokens",
         f"{format_bytes(memory.total_bytes)} of {format_bytes(memory.capacity_bytes)} per GPU",
