@@ -29,7 +29,7 @@ def tag(name: str, /, *content: object, **attributes: object) -> Markup:
 
 
 def join(content: object) -> Markup:
-    """Return text, HTML or a nest of both as HTML."""
+    """Return text, HTML or a nest of both as HTML; a line does not end between a number and its percent sign."""
     if content is None or content is False:
         return Markup()
     if isinstance(content, Markup):

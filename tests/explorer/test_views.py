@@ -17,6 +17,8 @@ from ladder_sim.cli.main import main
 from ladder_sim.errors import UsageError
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.answers import Queries
+from ladder_sim.explorer.markup import tag
+from ladder_sim.explorer.page import banner
 from ladder_sim.explorer.panels import Panel
 from ladder_sim.explorer.server import Site
 from ladder_sim.explorer.views import VIEWS
@@ -170,6 +172,13 @@ def test_a_map_says_why_a_part_of_it_is_blank() -> None:
     assert "Blank: the scenario cannot run there." in panel("map", "model=405b&nodes=2").html
     links = "across=intra.bandwidth&up=intra.allreduce_floor"
     assert "Blank" not in panel("map", f"model=8b&tp=2&{links}").html
+
+
+def test_a_refusal_is_made_of_sentences() -> None:
+    """Regression: its way out began with a small letter, and lines ended between a number and its percent sign."""
+    said = banner(UsageError("no room", hint="take --nodes 2; --dtype fp8 fits"))
+    assert "90\N{NO-BREAK SPACE}%" in tag("p", "in 90 % of cases")
+    assert texts(said).startswith("no room . Take 'Nodes' 2; 'Precision' fp8 fits.")
 
 
 def test_requests_under_load_are_simulated_on_request() -> None:
