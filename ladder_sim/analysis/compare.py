@@ -6,7 +6,7 @@ from typing import Any
 
 from ladder_sim.answer import Answer
 from ladder_sim.display.document import Notes
-from ladder_sim.errors import LadderSimError, UnknownNameError, UsageError
+from ladder_sim.errors import InfeasibleError, LadderSimError, UnknownNameError, UsageError
 from ladder_sim.prediction import Predictions, predict
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario, formerly_a_dict, point_asked
@@ -44,6 +44,8 @@ class Comparison(Answer, Sequence[Candidate]):
 
     candidates: tuple[Candidate, ...]
     """In the order asked for."""
+    left_out: tuple[str, ...] = ()
+    """Names on which the scenario cannot run, each with the reason."""
 
     def __getitem__(self, index: Any) -> Any:
         return self.candidates[index]
@@ -88,7 +90,8 @@ def compare(
     Returns
     -------
     Comparison
-        A sequence of `Candidate`, one for each name, in their order, with its `Predictions`.
+        A sequence of `Candidate`, one for each name on which the scenario can run, in their order, with its
+        `Predictions`; `left_out` has the others.
 
     Raises
     ------
@@ -96,6 +99,8 @@ def compare(
         There are fewer than two names, or prices do not match them.
     UnknownNameError
         A name is neither a cluster nor a stack.
+    InfeasibleError
+        The scenario can run on none of them.
 
     Examples
     --------
@@ -118,16 +123,20 @@ def compare(
             hint="compare clusters with clusters, stacks with stacks",
         )
     wirings = [variants] if isinstance(variants, str) else variants
-    candidates = []
+    candidates: list[Candidate] = []
+    left_out: list[str] = []
     for name, price in zip(names, of_each, strict=True):
         try:
             there = scenario_at({**point, kinds[name]: name})
             predictions = predict(there, wirings, profile=profile, ignore_memory=ignore_memory)
         except LadderSimError as error:
             error.message = f"{name}: {error.message}"
-            raise
+            if not isinstance(error, InfeasibleError) or len(left_out) == len(names) - 1:
+                raise
+            left_out.append(error.message)
+            continue
         candidates.append(Candidate(name=name, scenario=there, predictions=predictions, usd_per_gpu_hour=price))
-    return Comparison(tuple(candidates))
+    return Comparison(tuple(candidates), tuple(left_out))
 
 
 def _cautions(candidates: Sequence[Candidate]) -> Iterator[str]:
