@@ -1,6 +1,7 @@
 """One scenario on several clusters, or under several stacks."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -164,8 +165,8 @@ def kind_of(name: str) -> str:
     """Whether a name or file is a ``"cluster"`` or a ``"stack"``."""
     if name.endswith(".toml"):
         return "stack" if isinstance(catalog.cluster_or_stack(name), StackSpec) else "cluster"
-    for kind, known in (("cluster", catalog.cluster_names()), ("stack", catalog.stack_names())):
-        # stacks have versions, as in "vllm@0.19"
-        if (name.partition("@")[0] if kind == "stack" else name).strip().lower() in known:
+    for kind, read in (("cluster", catalog.cluster), ("stack", catalog.stack)):
+        with suppress(UnknownNameError):
+            read(name)
             return kind
     raise UnknownNameError("cluster or stack", name, (*catalog.cluster_names(), *catalog.stack_names()))
