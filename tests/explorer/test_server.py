@@ -213,7 +213,7 @@ def test_the_page_names_its_controls_and_no_flags(ask: Ask) -> None:
     error = parts(ask, "model=405b&gpus_per_node=8")["error"]
     assert "On these GPUs 'Precision' fp8 fits; on more GPUs 'Nodes' 2 'Tensor-parallel degree' 16 fits" in error
     assert "'Predict even if it does not fit' predicts all the same" in error
-    assert "add nodes ('Nodes' 2)" in parts(ask, "model=8b&tp=16")["error"]
+    assert "Add nodes ('Nodes' 2)" in parts(ask, "model=8b&tp=16")["error"]
     answer = parts(ask, "model=8b&inter.bandwidth=100Gb/s")["answer"]
     assert "inter.bandwidth changes nothing: the group is within one node; 'Nodes' 2 uses it" in answer
     assert not any("--" in shown for shown in (error, answer))
