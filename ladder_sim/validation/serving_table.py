@@ -226,8 +226,9 @@ def _row(line: int, cells: Mapping[str, str]) -> _Row:
         if not isinstance(error.__cause__, UnknownNameError):
             raise
         # nothing is known of this model: the row is left out, and the others are predicted
-        fields = {"model": cell["model_path"], "cluster": cell["system"], "stack": cell["backend"]}
-        setup = Setup(**fields, dtype=cell["dtype"], kv_dtype=None, plan=Plan(tp=_whole(cell, "tp_size")))
+        model, cluster, stack, dtype = (cell[name] for name in ("model_path", "system", "backend", "dtype"))
+        plan = Plan(tp=_whole(cell, "tp_size"))
+        setup = Setup(model=model, cluster=cluster, stack=stack, dtype=dtype, kv_dtype=None, plan=plan)
         known, groups = Facts(left_out=error.__cause__.message), 1
     else:
         setup, groups = _setup(cell, known, model)
