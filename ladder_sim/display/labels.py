@@ -1,6 +1,7 @@
 """What tables, figures and pages call things: fields and their values with units, scenarios in a line."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -369,11 +370,13 @@ def evidence_text(*confidences: Confidence, wirings: Collection[str] | None = No
         never.setdefault((runs, errors), {}).update(absent)
     served = any(each.scenario.workload.concurrency is not None for each in confidences)
     # runs are named once: errors, which are of their own engine and kind of model, with them
-    parts: dict[str, str] = {}
+    parts: dict[str, list[str]] = {}
     for runs, errors in sorted(never, key=lambda nearest: not nearest[1]):
         lacked = _lacking(never[runs, errors], served=served)
-        parts[runs] = f"{parts[runs]} {lacked}".rstrip() if runs in parts else f"{lacked}Nearest: {runs}{errors}."
-    return " ".join(parts.values())
+        said = [lacked] if runs in parts else [lacked, f"Nearest: {runs}{errors}."]
+        # where one sentence has room, an error says more than what was never measured
+        parts.setdefault(runs, []).extend(filter(None, reversed(said) if errors else said))
+    return " ".join(chain(*parts.values()))
 
 
 def _lacking(never: Iterable[tuple[str, str]], *, served: bool) -> str:
@@ -385,7 +388,7 @@ def _lacking(never: Iterable[tuple[str, str]], *, served: bool) -> str:
     if not texts:
         return ""
     others = f" and {len(texts) - _TOLD} more" if len(texts) > _TOLD else ""
-    return f"Never measured{' under load' if served else ''}: {', '.join(texts[:_TOLD])}{others}. "
+    return f"Never measured{' under load' if served else ''}: {', '.join(texts[:_TOLD])}{others}."
 
 
 def _evidence(
