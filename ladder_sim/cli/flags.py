@@ -2,15 +2,15 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 import typer
 from typer.core import TyperCommand
 
-from ladder_sim.cli.output import PANEL
+from ladder_sim.cli.output import in_output
 from ladder_sim.errors import UsageError
-from ladder_sim.specs.arguments import ARGUMENTS, ASKED, DEFAULTS, REQUESTS, Argument
+from ladder_sim.specs.arguments import ARGUMENTS, ASKED, DEFAULTS, LOAD, REQUESTS, Argument
 from ladder_sim.specs.reading import read_value
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.server_command import ServerCommand, read_server_command
@@ -20,6 +20,8 @@ from ladder_sim.wirings.names import FAMILIES
 if TYPE_CHECKING:
     from ladder_sim.costs.profile import CalibrationProfile
 
+# options by their group in help
+in_asked, in_load = (partial(typer.Option, rich_help_panel=panel) for panel in (ASKED, LOAD))
 # arguments of which commands that search take several values
 RANGED = ("tp", "pp", "ep", "attention_dp", "dp", "concurrency")
 
@@ -182,30 +184,23 @@ def ranged(name: str) -> Any:
 
 
 _PATTERNS = ", ".join(family.pattern for family in FAMILIES.values())
-Variant = Annotated[
-    list[str] | None,
-    typer.Option(help=f"{_PATTERNS}, hybrid-NAME:K; repeatable, commas allowed.", rich_help_panel=ASKED),
-]
-Profile = Annotated[
-    str | None, typer.Option(help="Measured profile: name or file; 'none' for the datasheet.", rich_help_panel=ASKED)
-]
+Variant = Annotated[list[str] | None, in_asked(help=f"{_PATTERNS}, hybrid-NAME:K; repeatable, commas allowed.")]
+Profile = Annotated[str | None, in_asked(help="Measured profile: name or file; 'none' for the datasheet.")]
 Measured = Annotated[
     str | None,
-    typer.Option(
+    in_asked(
         help="What this deployment measures as standard, e.g. tpot=19ms, ttft=0.2s, tok/s=900, joined by commas; "
-        "with tp=4 or others where it is not the scenario; or a result file.",
-        rich_help_panel=ASKED,
+        "with tp=4 or others where it is not the scenario; or a result file."
     ),
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option(
+    in_asked(
         "--set",
         help="NAME=VALUE for any figure and what has no flag: gpu.kernel=2us, plot=a.svg; `list settings` shows all.",
-        rich_help_panel=ASKED,
     ),
 ]
-Price = Annotated[float | None, typer.Option(help="US dollars per GPU and hour.", rich_help_panel=PANEL)]
+Price = Annotated[float | None, in_output(help="US dollars per GPU and hour.")]
 
 
 def scenario(
@@ -236,10 +231,8 @@ def scenario(
 
 ServerLine = Annotated[
     str | None,
-    typer.Option(
-        "--as",
-        help='How the server is started, e.g. "vllm serve MODEL -tp 4 --max-num-seqs 128"; flags go before it.',
-        rich_help_panel=ASKED,
+    in_asked(
+        "--as", help='How the server is started, e.g. "vllm serve MODEL -tp 4 --max-num-seqs 128"; flags go before it.'
     ),
 ]
 

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self
 
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
     from ladder_sim.answer import Answer
     from ladder_sim.display.document import Notes
 
-PANEL = "Output"
+# options by their group in help
+in_output = partial(typer.Option, rich_help_panel="Output")
 
 
 def write(text: str, save: Path | None) -> None:
@@ -39,11 +41,11 @@ def draw(figure: "Callable[[], go.Figure]", plot: Path | None) -> None:
     print(f"written: {plot}", file=sys.stderr)
 
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON object.", rich_help_panel=PANEL)]
-Csv = Annotated[bool, typer.Option("--csv", help="One CSV row per result.", rich_help_panel=PANEL)]
+Json = Annotated[bool, in_output("--json", help="One JSON object.")]
+Csv = Annotated[bool, in_output("--csv", help="One CSV row per result.")]
 
 
-Explain = Annotated[bool, typer.Option("--explain", help="What is behind the answer, after it.", rich_help_panel=PANEL)]
+Explain = Annotated[bool, in_output("--explain", help="What is behind the answer, after it.")]
 
 
 def form(explain: Explain = False, json: Json = False, csv: Csv = False) -> None:

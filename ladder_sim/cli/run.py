@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from ladder_sim.cli.flags import PASSED_ON, of_context
-from ladder_sim.cli.output import PANEL, write
+from ladder_sim.cli.output import in_output, write
 from ladder_sim.errors import MissingDependencyError, MissingPackageError, UnknownNameError, UsageError, install_command
 from ladder_sim.hf.types import WRITTEN
 from ladder_sim.specs import catalog
@@ -49,10 +49,8 @@ class Bench:
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="With --bench: KEY=VALUE of model or stack, e.g. model.layers=4.")
     ] = None
-    json: Annotated[bool, typer.Option("--json", help="With --bench: one JSON object.", rich_help_panel=PANEL)] = False
-    save: Annotated[
-        Path | None, typer.Option(help="With --bench: write to a file, .json or .txt.", rich_help_panel=PANEL)
-    ] = None
+    json: Annotated[bool, in_output("--json", help="With --bench: one JSON object.")] = False
+    save: Annotated[Path | None, in_output(help="With --bench: write to a file, .json or .txt.")] = None
 
     def measure(self, options: Sequence[str]) -> None:
         """Measure random weights and show the result; `options` are the runtime's."""

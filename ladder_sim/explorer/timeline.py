@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ladder_sim.des.timeline import subtract, union
 from ladder_sim.display.labels import (
     next_to_label,
     wiring_label,
@@ -19,7 +18,7 @@ from ladder_sim.explorer.snippets import (
 )
 from ladder_sim.prediction import Prediction
 from ladder_sim.report.console import WholeTable
-from ladder_sim.report.figures.prediction import Bar, breakdown_figure, step_bars
+from ladder_sim.report.figures.prediction import Bar, breakdown_figure, exposed_us, step_bars
 from ladder_sim.simulate.lower import COMM, COMPUTE
 from ladder_sim.units import format_seconds
 
@@ -37,7 +36,7 @@ def timeline(queries: Queries, query: str) -> Panel:
     bars = {each.variant: _bars(each, phase) for each in shown}
     end_us = max(bar.end_us for own in bars.values() for bar in own)
     lengths = {name: max(bar.end_us for bar in own) for name, own in bars.items()}
-    exposed = {name: _exposed(own) for name, own in bars.items()}
+    exposed = {name: list(exposed_us(own)) for name, own in bars.items()}
     times = [
         (tag("b", format_seconds(1e-6 * lengths[name])), f" with {name} ({_waiting(exposed[name], lengths[name])})")
         for name in bars
@@ -87,13 +86,6 @@ def _bars(prediction: Prediction, phase: str) -> list[Bar]:
     if step is None:
         raise UsageError("one new token needs no decode step", hint="ask for more 'New tokens'")
     return list(step_bars(step))
-
-
-def _exposed(bars: Sequence[Bar]) -> list[tuple[float, float]]:
-    computing, communicating = (
-        union((bar.start_us, bar.end_us) for bar in bars if bar.stream == stream) for stream in (COMPUTE, COMM)
-    )
-    return list(subtract(communicating, computing))
 
 
 def _waiting(exposed: Sequence[tuple[float, float]], length_us: float) -> str:

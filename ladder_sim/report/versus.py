@@ -27,6 +27,7 @@ from ladder_sim.report.figures.style import (
     GRID_COLOUR,
     SERIES_COLOURS,
     TEXT_COLOUR,
+    Figure,
     error_bars,
     figure,
     variant_colour,
@@ -37,8 +38,6 @@ from ladder_sim.specs.techniques import engines, with_sources
 from ladder_sim.wirings.names import is_variant, parse
 
 if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
     from ladder_sim.analysis.winners import Group as Cells
     from ladder_sim.analysis.winners import Winners
     from ladder_sim.serving.sizing.fleet import Fleet
@@ -372,39 +371,40 @@ _TECHNIQUE_COLOURS = ("#56B4E9", "#009E73", "#CC79A7", "#D55E00", "#F0E442", "#E
 _LIMIT_COLOUR = "#A6A6A6"
 
 
-def versus_figure(result: Versus) -> "go.Figure":
+def versus_figure(result: Versus) -> Figure:
     """Draw a bar for each option, from standard's 1: without retraining, with retraining, limits."""
-    import plotly.graph_objects as go
-
     groups = {"without retraining": result.own, "with retraining": result.retrained, "limits": result.limits}
-    drawn = figure("Gain over standard without techniques", scenario_label(result.scenario))
     colours = (*SERIES_COLOURS[:2], _LIMIT_COLOUR)
-    for (group, options), colour in zip(groups.items(), colours, strict=True):
-        drawn.add_trace(
-            go.Bar(
-                y=[each.name for each in options],
-                x=[each.gain.value - 1.0 for each in options],
-                base=1.0,
-                orientation="h",
-                name=group,
-                marker={"color": colour},
-                error_x=error_bars([each.gain for each in options]),
-                customdata=[each.gain.text for each in options],
-                hovertemplate="%{y}: %{customdata}<extra></extra>",
-            )
-        )
-    drawn.add_vline(x=1.0, line={"color": TEXT_COLOUR, "width": 1})
-    bars = sum(map(len, groups.values()))
-    return drawn.update_layout(
-        width=1100,
-        height=190 + 26 * bars,
-        bargap=0.3,
-        xaxis={"title": {"text": "gain, with 90 % intervals"}},
-        yaxis={"autorange": "reversed", "showgrid": False},
+    drawn = figure(
+        "Gain over standard without techniques",
+        scenario_label(result.scenario),
+        data=[
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": group,
+                "y": [each.name for each in options],
+                "x": [each.gain.value - 1.0 for each in options],
+                "base": 1.0,
+                "marker": {"color": colour},
+                "error_x": error_bars([each.gain for each in options]),
+                "customdata": [each.gain.text for each in options],
+                "hovertemplate": "%{y}: %{customdata}<extra></extra>",
+            }
+            for (group, options), colour in zip(groups.items(), colours, strict=True)
+        ],
+        layout={
+            "width": 1100,
+            "height": 190 + 26 * sum(map(len, groups.values())),
+            "bargap": 0.3,
+            "xaxis": {"title": {"text": "gain, with 90 % intervals"}},
+            "yaxis": {"autorange": "reversed", "showgrid": False},
+        },
     )
+    return drawn.add_vline(x=1.0, line={"color": TEXT_COLOUR, "width": 1})
 
 
-def winners_figure(winners: "Winners") -> "go.Figure":
+def winners_figure(winners: "Winners") -> Figure:
     """Draw what gains most, by link latency and requests: a panel without and one with retraining."""
     from plotly.subplots import make_subplots
 
@@ -418,7 +418,7 @@ def winners_figure(winners: "Winners") -> "go.Figure":
     for panel, (title, group) in enumerate(winners.groups.items(), 1):
         legend = f"legend{panel}" if panel > 1 else "legend"
         for trace in _panel(columns, rows, group, _over_plans(winners, group)):
-            drawn.add_trace(trace.update(legend=legend), row=1, col=panel)
+            drawn.add_trace({**trace, "legend": legend}, row=1, col=panel)
         # one below the other: next to each other they would be cut
         below = {"y": -0.13 - 0.12 * panel, "yanchor": "top", "title": {"text": f"{title}:"}}
         drawn.update_layout({legend: {"orientation": "h", "x": 0.0, **below}})
@@ -433,51 +433,36 @@ def winners_figure(winners: "Winners") -> "go.Figure":
 
 def _panel(
     columns: Sequence[str], rows: Sequence[str], group: "Cells", hovers: Sequence[Sequence[str]]
-) -> "Iterator[go.Heatmap | go.Scatter]":
+) -> Iterator[dict[str, Any]]:
     """Yield cells in the winner's colour, a line across those with a tied next best, and the gains."""
-    import plotly.graph_objects as go
-
     names = list(dict.fromkeys(name for name in group.names.ravel() if name))
     colours = {
         name: variant_colour(name) if is_variant(name) else _TECHNIQUE_COLOURS[number % len(_TECHNIQUE_COLOURS)]
         for number, name in enumerate(names)
     }
-    yield go.Heatmap(
-        x=columns,
-        y=rows,
-        z=[[names.index(name) if name else None for name in row] for row in group.names],
-        zmin=-0.5,
-        zmax=len(names) - 0.5,
-        colorscale=[(end / len(names), colours[name]) for at, name in enumerate(names) for end in (at, at + 1)],
-        showscale=False,
-        opacity=_PALE,
-        xgap=1,
-        ygap=1,
-        customdata=hovers,
-        hovertemplate="%{customdata}<extra></extra>",
-    )
+    yield {
+        "type": "heatmap",
+        "x": columns,
+        "y": rows,
+        "z": [[names.index(name) if name else None for name in row] for row in group.names],
+        "zmin": -0.5,
+        "zmax": len(names) - 0.5,
+        "colorscale": [(end / len(names), colours[name]) for at, name in enumerate(names) for end in (at, at + 1)],
+        "showscale": False,
+        "opacity": _PALE,
+        "xgap": 1,
+        "ygap": 1,
+        "customdata": hovers,
+        "hovertemplate": "%{customdata}<extra></extra>",
+    }
     for name, colour in colours.items():
         square = {"color": colour, "size": 12, "symbol": "square", "opacity": _PALE}
-        yield go.Scatter(x=[None], y=[None], mode="markers", marker=square, name=name)
-    tied = list(zip(*group.tied.nonzero(), strict=True))
-    yield go.Scatter(
-        x=[columns[column] for _, column in tied],
-        y=[rows[row] for row, _ in tied],
-        mode="markers",
-        marker=_HATCH,
-        showlegend=False,
-        hoverinfo="skip",
-    )
-    there = list(zip(*(group.gains > 0.0).nonzero(), strict=True))
-    yield go.Scatter(
-        x=[columns[column] for _, column in there],
-        y=[rows[row] for row, _ in there],
-        text=[f"{group.gains[at]:.2f}" for at in there],
-        mode="text",
-        textfont={"color": TEXT_COLOUR},
-        showlegend=False,
-        hoverinfo="skip",
-    )
+        yield {"type": "scatter", "x": [None], "y": [None], "mode": "markers", "marker": square, "name": name}
+    tied, there = (list(zip(*cells.nonzero(), strict=True)) for cells in (group.tied, group.gains > 0.0))
+    gains = {"mode": "text", "text": [f"{group.gains[at]:.2f}" for at in there], "textfont": {"color": TEXT_COLOUR}}
+    for places, marks in ((tied, {"mode": "markers", "marker": _HATCH}), (there, gains)):
+        at = {"x": [columns[column] for _, column in places], "y": [rows[row] for row, _ in places]}
+        yield {"type": "scatter", **at, **marks, "showlegend": False, "hoverinfo": "skip"}
 
 
 def _over_plans(winners: "Winners", group: "Cells") -> list[list[str]]:
