@@ -10,7 +10,7 @@ import typer
 
 from ladder_sim.cli import flags
 from ladder_sim.cli.flags import in_asked, in_load
-from ladder_sim.cli.output import Output, check_plot, draw, in_output, write
+from ladder_sim.cli.output import check_plot, draw, in_output, write
 from ladder_sim.errors import UsageError
 from ladder_sim.specs.arguments import ARGUMENTS, keywords_of
 from ladder_sim.system.processes import cores
@@ -49,7 +49,6 @@ def advise(
     from ladder_sim.analysis.advice import Objective
 
     asked = flags.Asked.of(context, "nodes", "batch", ranged=True)
-    output = Output.of(context, asked.knobs["plot"], asked.cautions)
     searched = ("tp", "pp", "ep", "attention_dp", "dp", "sp")
     advice = search.advise(
         None,
@@ -64,7 +63,7 @@ def advise(
         workers=workers or cores(),
         **keywords_of({**asked.point("nodes", "batch", *searched), "nodes": nodes, "batch": batches}),
     )
-    output.give(advice)
+    asked.output.give(advice)
 
 
 def _seconds(text: str | None, flag: str) -> float:
@@ -90,9 +89,8 @@ def breakeven(
     from ladder_sim.analysis.breakeven import breakeven as search
 
     asked = flags.Asked.of(context)
-    output = Output.of(context, asked.knobs["plot"], asked.cautions)
     name, equals, given = field.partition("=")
-    output.give(
+    asked.output.give(
         search(
             None,
             name,
@@ -117,8 +115,7 @@ def compare(
     from ladder_sim.analysis import compare as analysis
 
     asked = flags.Asked.of(context)
-    output = Output.of(context, asked.knobs["plot"], asked.cautions)
-    output.give(
+    asked.output.give(
         analysis.compare(
             None,
             names,
@@ -139,10 +136,9 @@ def sensitivity(
     from ladder_sim.sweeps.grid import scenario_at
 
     asked = flags.Asked.of(context)
-    output = Output.of(context, asked.knobs["plot"], asked.cautions)
     scenario = scenario_at(asked.point())
     how = asked.how("ignore_memory")
-    output.give(analysis.sensitivity(scenario, asked.variants or None, step=step / 100.0, **how))
+    asked.output.give(analysis.sensitivity(scenario, asked.variants or None, step=step / 100.0, **how))
 
 
 def predict(context: typer.Context) -> None:
@@ -151,13 +147,12 @@ def predict(context: typer.Context) -> None:
     from ladder_sim.prediction import predict as simulate
 
     asked = flags.Asked.of(context)
-    output = Output.of(context, asked.knobs["plot"], asked.cautions)
     timeline = asked.knobs["timeline"] and Path(asked.knobs["timeline"])
     check_plot(timeline)
     how = asked.how("engine", "jitter", "seed", "ignore_memory")
     predictions = simulate(asked.scenario(), asked.variants or None, **how)
     draw(lambda: predictions.plot("timeline"), timeline)
-    output.give(predictions)
+    asked.output.give(predictions)
 
 
 def versus(
@@ -194,14 +189,13 @@ def versus(
     from ladder_sim.system.progress import Progress
 
     asked = flags.Asked.of(context, "technique")
-    output = Output.of(context, asked.knobs["plot"], asked.cautions)
     check_plot(map_)
     if search is not None:
-        if variant or rate or slo or map_ or output.plot:
+        if variant or rate or slo or map_ or asked.output.plot:
             raise UsageError(
                 "--search: finds a wiring alone", hint="leave out --variant, --rate, --slo, --map and plot"
             )
-        _search(asked, output, search, write_, flags.split_names(technique))
+        _search(asked, search, write_, flags.split_names(technique))
         return
     if write_ is not None:
         raise UsageError("--write: there is nothing to write", hint="--search space.toml finds a wiring")
@@ -231,10 +225,10 @@ def versus(
         traffic = Traffic(prompt=prompts, gen=answers, rate=rate, requests=requests)
         with Progress(1, "points") as progress:
             result = under_load(result, traffic, bounds, seeds=seeds, profile=how["profile"], watch=progress)
-    output.give(result)
+    asked.output.give(result)
 
 
-def _search(asked: flags.Asked, output: Output, space: Path, written: Path | None, techniques: Sequence[str]) -> None:
+def _search(asked: flags.Asked, space: Path, written: Path | None, techniques: Sequence[str]) -> None:
     """Find the best wiring of a search space, and write it to a file if there is one."""
     from ladder_sim.search.search import search
     from ladder_sim.search.space import read_space
@@ -251,4 +245,4 @@ def _search(asked: flags.Asked, output: Output, space: Path, written: Path | Non
     if written is not None and found.best is not None:
         write(parse(found.best.variant).toml, written)
         found = replace(found, file=written)
-    output.give(found)
+    asked.output.give(found)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 import typer
 from typer.core import TyperCommand
 
-from ladder_sim.cli.output import in_output
+from ladder_sim.cli.output import Output, in_output
 from ladder_sim.errors import UsageError
 from ladder_sim.specs.arguments import ARGUMENTS, ASKED, DEFAULTS, LOAD, REQUESTS, Argument
 from ladder_sim.specs.reading import read_value
@@ -103,11 +103,6 @@ _TABLE = (
 def knobs_of(command: str) -> Mapping[str, Knob]:
     """Return the parameters without a flag that a command has, by name."""
     return {each.name: each for each in _TABLE if command in each.commands}
-
-
-def commands_with(name: str) -> list[str]:
-    """Return the commands that take a parameter without a flag; none if no command has one of this name."""
-    return [_shown(command) for each in _TABLE if each.name == name for command in each.commands]
 
 
 def instead_of(flag: str, command: str) -> str:
@@ -298,8 +293,10 @@ class Asked:
     """Variants that were named."""
     knobs: Mapping[str, Any]
     """Values of the parameters of the command that have no flag, by name."""
-    cautions: Sequence[str] = ()
+    cautions: Sequence[str]
     """Options of a server's command line that are not simulated, in a sentence each."""
+    output: Output
+    """Form of the answer."""
 
     @classmethod
     def of(cls, context: typer.Context, *without: str, ranged: bool = False, requests: str = "") -> Self:
@@ -336,7 +333,8 @@ class Asked:
                 is_flag = ARGUMENTS[name].kind is bool and not ranged
                 arguments[name] = ARGUMENTS[name].read(text, name=name) if is_flag else text
             elif find_setting(key) is None:
-                raise unknown_setting(key, also=(*knobs, *rare), commands=commands_with(name))
+                elsewhere = [_shown(command) for each in _TABLE if each.name == name for command in each.commands]
+                raise unknown_setting(key, also=(*knobs, *rare), commands=elsewhere)
             else:
                 figures[key] = text
         profile, variant = map(context.params.get, ("profile", "variant"))
@@ -349,6 +347,7 @@ class Asked:
             variants=variants,
             knobs=values,
             cautions=cautions,
+            output=Output.of(context, values.get("plot"), cautions),
         )
 
     def scenario(self) -> Scenario:

@@ -72,8 +72,8 @@ class Output:
             )
 
     @classmethod
-    def of(cls, context: typer.Context, plot: str | None, cautions: Sequence[str] = ()) -> Self:
-        """Read the flags of a command that has those of `form`."""
+    def of(cls, context: typer.Context, plot: str | None, cautions: Sequence[str]) -> Self:
+        """Read the flags of a command, those of `form` if it has them."""
         json, csv = map(context.params.get, ("json", "csv"))
         if json and csv:
             raise UsageError("--json and --csv exclude each other", hint="leave one out")

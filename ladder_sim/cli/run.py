@@ -241,18 +241,15 @@ COMMANDS = {
 calibrate = typer.Typer(help="Make, read and compare measured profiles.", no_args_is_help=True, add_completion=False)
 
 
-def pass_on(context: typer.Context, command: str) -> None:
-    """Run ``python -m ladder_sim_calibration COMMAND`` with the context's arguments, and exit with its code."""
-    if importlib.util.find_spec("ladder_sim_calibration") is None:
-        raise MissingDependencyError("the package 'ladder_sim_calibration' is missing", hint=install_command())
-    debug = ["--debug"] if context.find_root().params["debug"] else []
-    code, _ = processes.run(["ladder_sim_calibration", *debug, command, *context.args])
-    raise typer.Exit(code)
-
-
 def _passing_on(command: str) -> Callable[[typer.Context], None]:
+    """Return what runs ``python -m ladder_sim_calibration COMMAND`` with its arguments, and exits with its code."""
+
     def run(context: typer.Context) -> None:
-        pass_on(context, command)
+        if importlib.util.find_spec("ladder_sim_calibration") is None:
+            raise MissingDependencyError("the package 'ladder_sim_calibration' is missing", hint=install_command())
+        debug = ["--debug"] if context.find_root().params["debug"] else []
+        code, _ = processes.run(["ladder_sim_calibration", *debug, command, *context.args])
+        raise typer.Exit(code)
 
     return run
 

@@ -8,7 +8,6 @@ import typer
 
 from ladder_sim.cli import flags
 from ladder_sim.cli.flags import in_asked, in_load
-from ladder_sim.cli.output import Output
 
 # tokens of a prompt and of an answer by default
 PROMPT, GEN = "1024", "256"
@@ -77,7 +76,6 @@ def serve(
     from ladder_sim.traces.perfetto import write_steps
 
     asked = _asked(context)
-    output = Output.of(context, asked.knobs["plot"], asked.cautions)
     perfetto = asked.knobs["perfetto"] and Path(asked.knobs["perfetto"])
     check_folder("perfetto", perfetto)
     with Progress(1, "requests") as progress:
@@ -86,13 +84,13 @@ def serve(
             trace=trace,
             slo=",".join(slo) if slo else None,
             usd_per_gpu_hour=price,
-            record=output.plot is not None or perfetto is not None,
+            record=asked.output.plot is not None or perfetto is not None,
             watch=progress,
             **{name: asked.knobs[name] for name in ("speed", "engine", "prefill_replicas")},
         )
     if perfetto is not None:
         write_steps(perfetto, {name: each.outcome for name, each in served.items()})
-    output.give(served)
+    asked.output.give(served)
 
 
 def capacity(
@@ -106,14 +104,13 @@ def capacity(
     from ladder_sim.system.progress import Progress
 
     asked = _asked(context, "dp", ranged=True)
-    output = Output.of(context, asked.knobs["plot"], asked.cautions)
     with Progress(1, "points") as progress:
         need = search(
             **_load(context, asked),
             slo=",".join(slo),
             usd_per_gpu_hour=price,
-            curves=output.plot is not None,
+            curves=asked.output.plot is not None,
             watch=progress,
             say=progress.say,
         )
-    output.give(need)
+    asked.output.give(need)

@@ -1,7 +1,6 @@
 """`ladder-sim sweep`: every combination of some fields' values."""
 
 import sys
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +9,7 @@ import typer
 
 from ladder_sim.cli import flags
 from ladder_sim.cli.flags import in_asked
-from ladder_sim.cli.output import Csv, Explain, Output, check_plot, draw, in_output, warn
+from ladder_sim.cli.output import Csv, Explain, Output, draw, in_output, warn
 from ladder_sim.errors import InfeasibleError, UsageError
 from ladder_sim.system.processes import cores, ending_children
 from ladder_sim.system.progress import Progress
@@ -68,12 +67,9 @@ def sweep(
     asked = flags.Asked.of(context, ranged=True)
     ranges = {**asked.arguments, **asked.settings}
     how = asked.how("ignore_memory")
-    plot = asked.knobs["plot"] and Path(asked.knobs["plot"])
-    if json and csv:
-        raise UsageError("--json and --csv exclude each other", hint="leave one out")
+    plot = asked.output.plot
     if resume and save is None:
         raise UsageError("--resume without --save", hint="name the file whose sweep was interrupted")
-    check_plot(plot)
     output = Output(form="csv" if csv or json or save else "text", explain=explain)
     form = "jsonl" if json else "csv" if csv else file_format(save) if save else ""
     names = asked.variants or None
@@ -83,12 +79,14 @@ def sweep(
     intervals = asked.knobs["intervals"]
     priced = options_of(grid, asked.profile, how["ignore_memory"], price, intervals=intervals)
     executor = _executor(grid.size, grid.chunks, workers, dask)
-    table = None
+    table, feasible = None, 0
     with ending_children(), Progress(grid.size, "points") as progress:
         if save is not None:
             feasible = run_to_file(grid, priced, executor, save, form=form, resume=resume, progress=progress)
         elif form:
-            feasible = _print(stream(grid, priced, executor, form=form, progress=progress))
+            for payload, count in stream(grid, priced, executor, form=form, progress=progress):
+                sys.stdout.write(payload.decode())
+                feasible += count
         if plot is not None or not form:
             table = simulate(
                 None,
@@ -116,15 +114,6 @@ def sweep(
         draw(lambda: sweep_figure(points, over=over), plot if feasible else None)
     if not feasible:
         raise InfeasibleError("no point of the sweep can run", hint="the column 'infeasible' says why")
-
-
-def _print(pieces: Iterable[tuple[bytes, int]]) -> int:
-    """Write a file's pieces to stdout as they come; returns the points that have figures."""
-    feasible = 0
-    for payload, count in pieces:
-        sys.stdout.write(payload.decode())
-        feasible += count
-    return feasible
 
 
 def _executor(points: int, chunks: int, workers: int | None, dask: str | None) -> "Executor":

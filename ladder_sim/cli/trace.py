@@ -1,7 +1,7 @@
 """`ladder-sim trace`: read recorded runs, replay them, rewire them, write them for Perfetto."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast, get_args
@@ -114,16 +114,9 @@ class WhatIf:
         from ladder_sim.units import parse_quantity
 
         size = self.message_bytes
-        return Changes(
-            scale=dict(map(_factor, self.scale or [])),
-            no_launch_gaps=self.no_launch_gaps,
-            interconnect=self.interconnect,
-            nodes=self.nodes,
-            tp=self.tp,
-            allreduce=self.allreduce,
-            message_bytes=0.0 if size is None else parse_quantity(size, "bytes", name="--message-bytes"),
-            drop_gaps=self.drop_gaps,
-        )
+        size_bytes = 0.0 if size is None else parse_quantity(size, "bytes", name="--message-bytes")
+        read = {"scale": dict(map(_factor, self.scale or [])), "message_bytes": size_bytes}
+        return Changes(**{**asdict(self), **read})
 
 
 def _factor(text: str) -> tuple[str, float]:

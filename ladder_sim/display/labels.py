@@ -274,11 +274,6 @@ def _links_label(scenario: Scenario) -> str:
     return f"{scenario.cluster.intra.fabric}{p2p}{across}"
 
 
-def _stack_text(scenario: Scenario) -> str:
-    techniques = "".join(f", {name}" for name in scenario.techniques.chosen)
-    return f"{scenario.stack.name}, all-reduce {scenario.stack.allreduce}{techniques}"
-
-
 def validated_lines(*confidences: Confidence) -> list[str]:
     """Return lines on the runs that predictions were compared with, and on what those runs lacked."""
     runs = [_compared_line(each) for each in confidences]
@@ -317,9 +312,9 @@ def errors_label(compared: Compared) -> str:
 
 def _absent(confidence: Confidence) -> dict[str, list[str]]:
     """Return the parts of a scenario that the runs did not have, with details."""
-    scenario = confidence.scenario
+    scenario, stack = confidence.scenario, confidence.scenario.stack
     details = {
-        "stack": _stack_text(scenario),
+        "stack": ", ".join((stack.name, f"all-reduce {stack.allreduce}", *scenario.techniques.chosen)),
         "technique": scenario.techniques.name,
         "gpu": f"{scenario.cluster.gpu.name}, profile {confidence.profile}",
         "links": _links_label(scenario),

@@ -3,11 +3,7 @@
 from collections.abc import Sequence
 
 from ladder_sim.confidence.runs import most_alike
-from ladder_sim.display.labels import (
-    errors_label,
-    interval_text,
-    load_label,
-)
+from ladder_sim.display.labels import errors_label, interval_text, load_label
 from ladder_sim.explorer.answers import Queries
 from ladder_sim.explorer.markup import join, tag
 from ladder_sim.explorer.panels import Panel, chart, figures_of, file_link, grid, headed, tail

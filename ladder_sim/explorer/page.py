@@ -272,8 +272,8 @@ def _row(row: Row, scale: _Scale, pinned: Sequence[Answer], *, first_token: bool
                     )
                 )
     name = wiring_label(row.name).strip("()")
-    speedup, time_ = ("1", "") if own else (f"{gain.value:.2f}", ends(gain)), row.prediction
-    shown = time_.ttft if first_token else time_.tpot
+    speedup = ("1", "") if own else (f"{gain.value:.2f}", ends(gain))
+    shown = row.prediction.ttft if first_token else row.prediction.tpot
     return tag(
         "div",
         tag("div", name, class_="n"),
@@ -285,11 +285,9 @@ def _row(row: Row, scale: _Scale, pinned: Sequence[Answer], *, first_token: bool
     )
 
 
-def ends(interval: Interval, scale: float = 1.0, decimals: int = 2) -> str:
-    """Return the ends of an interval."""
-    if not interval.known:
-        return "not known"
-    return f"{interval.low / scale:.{decimals}f}\N{EN DASH}{interval.high / scale:.{decimals}f}"
+def ends(gain: Interval) -> str:
+    """Return the ends of the interval of a speedup."""
+    return f"{gain.low:.2f}\N{EN DASH}{gain.high:.2f}" if gain.known else "not known"
 
 
 def _milliseconds(time_s: Interval) -> tuple[object, ...]:

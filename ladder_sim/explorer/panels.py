@@ -2,15 +2,13 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ladder_sim.display.document import Document
 from ladder_sim.explorer.markup import Markup, join, tag
 from ladder_sim.explorer.style import on_page
 from ladder_sim.report.console import WholeTable
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
+from ladder_sim.report.figures.style import Figure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +34,10 @@ def file_link(name: str, text: str) -> Markup:
     return tag("a", text, data_file=name)
 
 
-def chart(name: str, title: str, unit: str = "", kind: str = "") -> Markup:
+def chart(name: str, title: str, kind: str = "") -> Markup:
     """Return the place of a figure under its title; `kind` is a class of the style sheet."""
-    own = f"fig-{name}"
-    head = tag("h3", title, tag("i", f" {unit}") if unit else None)
-    box = tag("div", id=own, class_=f"chart {kind}".strip(), role="img", aria_label=title)
-    return tag("div", head, box)
+    box = tag("div", id=f"fig-{name}", class_=f"chart {kind}".strip(), role="img", aria_label=title)
+    return tag("div", tag("h3", title), box)
 
 
 def grid(
@@ -71,9 +67,6 @@ def tail(*texts: object) -> Markup:
     return tag("p", *texts, class_="tail")
 
 
-def figures_of(**drawn: "go.Figure") -> dict[str, Any]:
+def figures_of(**drawn: Figure) -> dict[str, Any]:
     """Return figures as a page shows them, by the id of their place."""
-    """Return small text that ends a view."""
-    """Return the place of a figure under its title; `kind` is a class of the style sheet."""
-    """Return a link to a file with a view's numbers."""
     return {f"fig-{name}": on_page(each.to_plotly_json()) for name, each in drawn.items()}

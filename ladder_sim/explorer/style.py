@@ -25,8 +25,8 @@ DARK = {
 }
 
 
-def on_page(figure: Mapping[str, Any], *, dark: bool = False) -> dict[str, Any]:
-    """Return a figure as a page shows it, in the light scheme or the dark one; `figure` as plotly writes it."""
+def on_page(figure: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a figure as a page shows it in the light scheme; `figure` as plotly writes it."""
     # plain dictionaries: a figure checks every value that is set
     layout = {**figure["layout"]}
     layout |= {
@@ -43,13 +43,4 @@ def on_page(figure: Mapping[str, Any], *, dark: bool = False) -> dict[str, Any]:
     for name in {"xaxis", "yaxis"} | {name for name in layout if _AXIS.fullmatch(name)}:
         axis = {"tickfont": {"size": 12}, **layout.get(name, {})}
         layout[name] = {**axis, "title": {"standoff": 8, "font": {"size": 13}, **axis.get("title", {})}}
-    document = {**figure, "layout": layout}
-    return _recolour(document) if dark else document
-
-
-def _recolour(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _recolour(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_recolour(item) for item in value]
-    return DARK.get(value, value) if isinstance(value, str) else value
+    return {**figure, "layout": layout}

@@ -4,18 +4,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ladder_sim.display.labels import (
-    next_to_label,
-    wiring_label,
-)
+from ladder_sim.display.labels import next_to_label, wiring_label
 from ladder_sim.errors import UsageError
 from ladder_sim.explorer.answers import Queries
 from ladder_sim.explorer.markup import Markup, join, tag
 from ladder_sim.explorer.page import fold
 from ladder_sim.explorer.panels import Panel, chart, figures_of, file_link, grid, headed, tail
-from ladder_sim.explorer.snippets import (
-    command_line,
-)
+from ladder_sim.explorer.snippets import command_line
 from ladder_sim.prediction import Prediction
 from ladder_sim.report.console import WholeTable
 from ladder_sim.report.figures.prediction import Bar, breakdown_figure, exposed_us, step_bars

@@ -92,7 +92,6 @@ class BreakEvenReport(Report[BreakEven]):
             asked=asked_text(result.scenario, varied=(result.field,)),
             table=self.table(places[:_SHOWN]),
             remarks=list(self._remarks()),
-            cautions=self.notes.warnings,
             more=counted_text(hidden, "more value") if hidden > 0 else "",
         )
 

@@ -87,7 +87,6 @@ class ComparisonReport(Report[Comparison]):
             asked=asked,
             table=self.table(),
             remarks=list(self._remarks()),
-            cautions=self.notes.warnings,
             more=counted_text(hidden, f"more {self.kind}") if hidden > 0 else "",
         )
 
@@ -106,7 +105,8 @@ class ComparisonReport(Report[Comparison]):
         return f"{wiring_label(name, sentence=True)}'s speedup: {said}{tie}."
 
     def _remarks(self) -> Iterator[Remark]:
-        shares = {each.name: _exposed(each, self.base) for each in self.answer}
+        bases = {each.name: each.predictions[self.base] for each in self.answer}
+        shares = {name: each.breakdown.exposed_comm_s / each.request_s for name, each in bases.items()}
         least, most = min(shares, key=shares.__getitem__), max(shares, key=shares.__getitem__)
         few, many = (percent(shares[name], 0) for name in (least, most))
         waits = f"{wiring_label(self.base, sentence=True)} waits for communication {many} of the time"
@@ -161,11 +161,6 @@ class ComparisonReport(Report[Comparison]):
             "compared": [each.name for each in self.answer],
         }
         return Document.of_rows(head, rows)
-
-
-def _exposed(candidate: Candidate, variant: str) -> float:
-    prediction = candidate.predictions[variant]
-    return prediction.breakdown.exposed_comm_s / prediction.request_s
 
 
 def comparison_figure(candidates: Sequence[Candidate]) -> Figure:

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ladder_sim.analysis.sensitivity import MIN_CHANGE, Sensitivities, Sensitivity
-from ladder_sim.display.document import Document, Notes
+from ladder_sim.display.document import Document
 from ladder_sim.display.labels import (
     asked_text,
     evidence_text,
@@ -42,10 +42,6 @@ class SensitivityReport(Report[Sensitivities]):
             self.answer, self.answer.variants[-1], scenario_label(self.answer.confidence.scenario)
         )
     }
-
-    @property
-    def notes(self) -> Notes:
-        return Notes(confidences={"": self.answer.confidence})
 
     @property
     def shown(self) -> list[str]:
@@ -102,7 +98,6 @@ class SensitivityReport(Report[Sensitivities]):
                 *self._why(),
                 Remark("evidence", f"Slopes of the model, without intervals. {evidence}"),
             ],
-            cautions=self.notes.warnings,
             more=f"{more if hidden else ''}elasticities",
         )
 

@@ -140,7 +140,7 @@ class SweepReport(Report[SweepTable]):
         sweep = self.answer
         unit, values = axis_values(name, sweep[name], sweep.units[name])
         heading = f"{field_label(name)} [{unit}]" if unit else field_label(name)
-        return Column("", lambda row: _plain_text(values[row]), heading)
+        return Column("", lambda row: f"{values[row]:.4g}" if values.dtype.kind == "f" else str(values[row]), heading)
 
     def place(self, row: int) -> str:
         """Return a point as text, by the fields that vary."""
@@ -166,7 +166,6 @@ class SweepReport(Report[SweepTable]):
             asked="; ".join(asked),
             table=self.table(rows) if rows else None,
             remarks=list(self._remarks()),
-            cautions=self.notes.warnings,
             more=more if hidden else "",
         )
 
@@ -226,11 +225,6 @@ def _text(figure: Any, metric: str) -> str:
 
 def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
-
-
-def _plain_text(value: Any) -> str:
-    value = _plain(value)
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 # speedup above which the axis is logarithmic: an upper bound would press all others flat

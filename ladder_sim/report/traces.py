@@ -15,7 +15,7 @@ from ladder_sim.report.console import WholeTable, table
 from ladder_sim.report.figures.style import SERIES_COLOURS, TEXT_COLOUR, Figure, figure
 from ladder_sim.report.report import Brief, Remark, Report
 from ladder_sim.traces.graph import COLLECTIVES, HOST_KINDS, TraceGraph
-from ladder_sim.traces.replay import MAX_ERROR, StepError, UnexplainedWait
+from ladder_sim.traces.replay import MAX_ERROR, StepError
 from ladder_sim.traces.summary import ModuleTotal, OpTotal, RankSummary, RunSummary, exposed_spans
 from ladder_sim.traces.trace import TraceDiff, TraceInfo, TraceReplay
 from ladder_sim.units import format_seconds
@@ -190,7 +190,9 @@ class ReplayReport(Report[TraceReplay]):
         shown = sorted(sorted(rows, key=lambda row: -abs(row[0].error))[:_SHOWN], key=rows.index)
         remarks = []
         if waits := replay.recorded.unexplained():
-            remarks.append(Remark("why", self._unexplained(waits)))
+            op, lanes = waits[0].op, replay.recorded.graph.lanes
+            late = f"{format_seconds(waits[0].seconds)} before {cut(op.name, _NAME)} on {lanes[op.lane].name}"
+            remarks.append(Remark("why", f"Longest device wait that nothing in the trace explains, left out: {late}."))
         if len(rows) > len(shown):
             remarks.append(Remark("left out", f"{len(rows) - len(shown)} steps with smaller errors: --explain"))
         return Brief(
@@ -232,11 +234,6 @@ class ReplayReport(Report[TraceReplay]):
         steps = f"{count} steps are replayed within" if count > 1 else "The run is replayed within"
         explains = "explains the recorded time" if abs(worst.error) <= MAX_ERROR else "misses a dependency"
         return f"{steps} {percent(abs(worst.error), 2)} of the recording: the graph {explains}."
-
-    def _unexplained(self, waits: Sequence[UnexplainedWait]) -> str:
-        op, lanes = waits[0].op, self.answer.recorded.graph.lanes
-        late = f"{format_seconds(waits[0].seconds)} before {cut(op.name, _NAME)} on {lanes[op.lane].name}"
-        return f"Longest device wait that nothing in the trace explains, left out: {late}."
 
     def details(self) -> RenderableType:
         """Return all steps, the longest waits that the replay leaves out, and what is not recorded."""

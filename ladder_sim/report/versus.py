@@ -32,7 +32,7 @@ from ladder_sim.report.figures.style import (
     figure,
     variant_colour,
 )
-from ladder_sim.report.quality import adaptation_fields, adaptation_sentence, price_text
+from ladder_sim.report.quality import ADAPTATION, adaptation_sentence, price_text
 from ladder_sim.report.report import Brief, Remark, Report
 from ladder_sim.specs.techniques import engines, with_sources
 from ladder_sim.wirings.names import is_variant, parse
@@ -94,16 +94,11 @@ def _ratio(ratio: float | None) -> str | None:
     return "1" if ratio == 1.0 else f"{ratio:.2f}"
 
 
-def _gpus(fleet: "Fleet") -> str:
-    from ladder_sim.report.capacity import gpus_text
+def _need_text(fleet: "Fleet") -> tuple[str, str]:
+    """Return the GPUs that an option needs, and what breaks first on fewer, as text."""
+    from ladder_sim.report.capacity import breaks_text, gpus_text
 
-    return gpus_text(fleet.gpus)
-
-
-def _breaks(fleet: "Fleet") -> str:
-    from ladder_sim.report.capacity import breaks_text
-
-    return breaks_text(fleet)
+    return gpus_text(fleet.gpus), breaks_text(fleet)
 
 
 def _of(name: str) -> Callable[[Row], Any]:
@@ -122,7 +117,7 @@ _GAIN: Column[Row] = Column(
     kind=Interval,
 )
 _ENGINES_OF: Column[Row] = Column("", lambda row: row.engines, "engines today")
-_LIMIT: Column[Row] = Column("", lambda row: row.fleet and _breaks(row.fleet), "limit")
+_LIMIT: Column[Row] = Column("", lambda row: row.fleet and _need_text(row.fleet)[1], "limit")
 
 # in JSON and CSV, and those with a heading in a table of options
 VALUES: Sequence[Column[Row]] = (
@@ -143,7 +138,7 @@ VALUES: Sequence[Column[Row]] = (
 _NEEDS: Sequence[Column[Row]] = (
     _OPTION,
     _GAIN,
-    Column("", lambda row: row.fleet and _gpus(row.fleet), "GPUs (90 %)"),
+    Column("", lambda row: row.fleet and _need_text(row.fleet)[0], "GPUs (90 %)"),
     Column("", lambda row: row.fleet and interval_text(row.fleet.rate_limit), "req/s alone (90 %)"),
     _LIMIT,
 )
@@ -233,7 +228,7 @@ class VersusReport(Report[Versus]):
             "wirings": wirings,
         }
         if result.cost:
-            head["cost"] = adaptation_fields(result.cost)
+            head["cost"] = fields_of(ADAPTATION, result.cost)
         if result.load:
             from ladder_sim.report.capacity import FLEET
 
@@ -277,7 +272,7 @@ def _need(result: Versus) -> str:
 def _gpus_of(fleet: "Fleet") -> str:
     if not fleet.need.replicas:
         return "more than any number of GPUs"
-    count, _, ends = _gpus(fleet).partition(" ")
+    count, _, ends = _need_text(fleet)[0].partition(" ")
     return f"{count} GPUs {ends}".rstrip()
 
 
