@@ -1,11 +1,12 @@
 """The form of an answer: text, JSON or CSV, and a figure."""
 
+import json as json_format
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
@@ -14,6 +15,7 @@ from ladder_sim.system.files import write_file
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
+    from rich.console import RenderableType
 
     from ladder_sim.answer import Answer
     from ladder_sim.display.document import Notes
@@ -29,6 +31,24 @@ def write(text: str, save: Path | None) -> None:
         return
     write_file(save, text)
     print(f"written: {save}", file=sys.stderr)
+
+
+def check_result_file(save: Path | None, *, json: bool) -> None:
+    """Refuse a file whose name does not say the form of a result, before anything is measured."""
+    if save and not json and save.suffix.lower() not in (".json", ".txt"):
+        raise UsageError(f"--save '{save}': must end in .json or .txt", hint="or add --json")
+
+
+def write_result(result: Mapping[str, Any], report: "RenderableType", save: Path | None, *, json: bool) -> None:
+    """Print a result as text or JSON, or write it to a file."""
+    from ladder_sim.report import console
+
+    if json or (save and save.suffix.lower() == ".json"):
+        write(json_format.dumps(result, indent=1) + "\n", save)
+    elif save:
+        write(console.to_text(report), save)
+    else:
+        console.show(report)
 
 
 def draw(figure: "Callable[[], go.Figure]", plot: Path | None) -> None:

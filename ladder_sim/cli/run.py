@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from ladder_sim.cli.flags import PASSED_ON, of_context
-from ladder_sim.cli.output import in_output, write
+from ladder_sim.cli.output import check_result_file, in_output, write_result
 from ladder_sim.errors import MissingDependencyError, MissingPackageError, UnknownNameError, UsageError, install_command
 from ladder_sim.hf.types import WRITTEN
 from ladder_sim.specs import catalog
@@ -54,13 +54,10 @@ class Bench:
 
     def measure(self, options: Sequence[str]) -> None:
         """Measure random weights and show the result; `options` are the runtime's."""
-        suffix = self.save.suffix.lower() if self.save else ".txt"
-        if not self.json and suffix not in (".json", ".txt"):
-            raise UsageError(f"--save '{self.save}': must end in .json or .txt", hint="or add --json")
+        check_result_file(self.save, json=self.json)
         require_torch()
         # imported here: `--help` needs no simulator
         from ladder_sim.prediction import default_variants
-        from ladder_sim.report import console
 
         spec, engine, config = _resolve(self.model, self.stack or "gpt-fast", settings(self.set_ or []))
         with tempfile.TemporaryDirectory(prefix="ladder-sim-") as folder:
@@ -70,12 +67,7 @@ class Bench:
             variants = [f"--variant={names}" for names in self.variant or default_variants(Scenario(model=spec, tp=1))]
             result = json_format.loads(runtime(["bench", *flags(own), *variants, *options], capture=True))
         result["run"] |= {"model": spec.name, "stack": engine.name}
-        if self.json or suffix == ".json":
-            write(json_format.dumps(result, indent=1) + "\n", self.save)
-        elif self.save:
-            write(console.to_text(_report(result)), self.save)
-        else:
-            console.show(_report(result))
+        write_result(result, _report(result), self.save, json=self.json)
 
 
 def _show_help(context: typer.Context, wanted: bool) -> None:

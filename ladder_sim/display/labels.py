@@ -295,12 +295,17 @@ def _compared_line(confidence: Confidence) -> str:
     """Return a sentence on the nearest runs with their errors, or that none has this engine and kind of model."""
     scenario, compared = confidence.scenario, confidence.compared
     if not compared.same_kind(scenario):
-        what = "static batch" if scenario.workload.concurrency is None else "serving"
-        kind, engine = scenario.model.kind_label, scenario.stack.unversioned
-        return f"Nothing like this was measured: no {what} of {kind} under {engine}. Nearest: {_runs_label(compared)}."
+        return f"{unlike_text(scenario)} Nearest: {_runs_label(compared)}."
     sheets = " from datasheets" if confidence.profile == NO_PROFILE else ""
     errors = f": {errors_label(compared)}" if isinstance(compared.runs, ServingCheck) else ""
     return f"Predictions{sheets} were compared with {_runs_label(compared)}{errors}."
+
+
+def unlike_text(scenario: Scenario) -> str:
+    """Say that no run was of a scenario's engine and kind of model."""
+    what = "static batch" if scenario.workload.concurrency is None else "serving"
+    kind, engine = scenario.model.kind_label, scenario.stack.unversioned
+    return f"Nothing like this was measured: no {what} of {kind} under {engine}."
 
 
 def errors_label(compared: Compared) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any, ClassVar, Literal
 
 from rich.console import Group, RenderableType
@@ -318,36 +319,22 @@ def _requests(advice: Advice) -> str:
     return "" if len(advice.loads) == 1 else "batch" if _static(advice) else "in flight"
 
 
-def _label(advice: Advice, option: Option) -> str:
-    return f"{option.variant}, {advice.place(option.scenario)}"
-
-
 def _not_run(advice: Advice) -> Iterator[tuple[str, str, int]]:
-    no_room = [each for each in advice.unfit if not each.problem]
-    others = [each for each in advice.unfit if each.problem]
-    if no_room:
-        lacking = f"{advice.place(no_room[0].scenario)} lacks {format_bytes(no_room[0].missing_bytes)} per GPU"
-        yield "no room in memory", lacking, len(no_room) * len(advice.variants)
-    if others:
-        yield (
-            "cannot run",
-            f"{advice.place(others[0].scenario)}: {others[0].problem}",
-            len(others) * len(advice.variants),
-        )
+    """Yield why plans cannot run, the first plan of each reason, and the number of options."""
+    for reason, has_problem in (("no room in memory", False), ("cannot run", True)):
+        if plans := [each for each in advice.unfit if bool(each.problem) == has_problem]:
+            first = plans[0]
+            why = f": {first.problem}" if has_problem else f" lacks {format_bytes(first.missing_bytes)} per GPU"
+            yield reason, f"{advice.place(first.scenario)}{why}", len(plans) * len(advice.variants)
 
 
 def _over_bounds(advice: Advice) -> Iterator[tuple[str, str, int]]:
-    over: dict[str, list[Option]] = {"max_tpot": [], "max_ttft": []}
-    for option in advice.beyond:
-        over[advice.outcome(option)].append(option)
-    if slow := over["max_tpot"]:
-        fastest = min(slow, key=lambda option: option.tpot_s)
-        bound = format_seconds(advice.max_tpot_s)
-        yield f"TPOT over {bound}", f"{_label(advice, fastest)}: {format_seconds(fastest.tpot_s)}", len(slow)
-    if late := over["max_ttft"]:
-        first = min(late, key=lambda option: option.ttft_s)
-        bound = format_seconds(advice.max_ttft_s)
-        yield f"TTFT over {bound}", f"{_label(advice, first)}: {format_seconds(first.ttft_s)}", len(late)
+    """Yield bounds on times that options exceed, the option that exceeds each the least, and the number of options."""
+    for time, bound_s in (("tpot", advice.max_tpot_s), ("ttft", advice.max_ttft_s)):
+        if over := [option for option in advice.beyond if advice.outcome(option) == f"max_{time}"]:
+            least = min(over, key=attrgetter(f"{time}_s"))
+            closest = f"{least.variant}, {advice.place(least.scenario)}: {format_seconds(getattr(least, f'{time}_s'))}"
+            yield f"{time.upper()} over {format_seconds(bound_s)}", closest, len(over)
 
 
 def _apart(ratio: float) -> str:

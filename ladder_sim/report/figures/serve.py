@@ -20,7 +20,7 @@ from ladder_sim.report.figures.style import (
     figure,
     variant_colour,
 )
-from ladder_sim.report.requests import load_label, manner_label
+from ladder_sim.report.requests import manner_label, requests_label
 from ladder_sim.serving import SLO, Capacity, Outcome, Served
 from ladder_sim.serving.requests.slo import Metric
 from ladder_sim.units import format_seconds
@@ -70,7 +70,7 @@ def load_figure(served: Served) -> Figure:
 
 def _subtitle(served: Served) -> str:
     """Return what is served where, by names."""
-    scenario, requests = served.scenario, load_label(served.load)
+    scenario, requests = served.scenario, requests_label(served.load)
     if served.steps:
         return f"steps of {served.steps.engine}{manner_label(served.service)}, {requests}"
     where = f"{scenario.plan} on {scenario.cluster.name}{manner_label(served.service)}"
@@ -209,7 +209,7 @@ def bound_figure(capacity: Capacity, number: int) -> Figure:
     text = {"xref": "paper", "x": 0.0, "y": limit_ms, "xanchor": "left", "yanchor": "bottom", "showarrow": False}
     return figure(
         f"{bound.metric.upper()} by rate",
-        load_label(capacity.load),
+        requests_label(capacity.load),
         data=data,
         layout={
             "xaxis": {"title": {"text": "requests/s to one replica"}, "rangemode": "tozero"},
