@@ -30,7 +30,7 @@ from benchmarks.evidence import LEVEL, MODELS, servings
 from benchmarks.pages import DOCS, SCHEMES
 from ladder_sim import Scenario, predict
 from ladder_sim.cli.main import main as ladder_sim
-from ladder_sim.explorer.style import DARK, on_page
+from ladder_sim.explorer.panels import DARK, on_page
 from ladder_sim.report.errors import error_figure
 from ladder_sim.report.figures import style
 from ladder_sim.report.figures.prediction import timeline_figure

@@ -16,9 +16,9 @@ from ladder_sim.errors import LadderSimError
 from ladder_sim.explorer.answers import LIMIT, TECHNIQUE, Answer, Queries, Row
 from ladder_sim.explorer.controls import LOAD_SETTINGS, Choice, entry, page_words, sentence, values, ways_out
 from ladder_sim.explorer.markup import Markup, join, tag
+from ladder_sim.explorer.panels import DARK
 from ladder_sim.explorer.snippets import command_line, python_code
 from ladder_sim.explorer.state import TABS
-from ladder_sim.explorer.style import DARK
 from ladder_sim.prediction import own_variant
 from ladder_sim.report.figures.style import variant_colour
 from ladder_sim.report.prediction import reason_text
