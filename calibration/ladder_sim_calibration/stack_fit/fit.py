@@ -1,4 +1,4 @@
-"""`calibrate fit-stack`: solutions from many starting points, a bootstrap around the best one, fits without some runs."""
+"""`calibrate fit-stack`: solutions from many starting points, a bootstrap around the best, fits without some runs."""
 
 import argparse
 import os
