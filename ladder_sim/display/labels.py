@@ -1,6 +1,7 @@
 """What tables, figures and pages call things: fields and their values with units, scenarios in a line."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -274,11 +275,6 @@ def _links_label(scenario: Scenario) -> str:
     return f"{scenario.cluster.intra.fabric}{p2p}{across}"
 
 
-def _stack_text(scenario: Scenario) -> str:
-    techniques = "".join(f", {name}" for name in scenario.techniques.chosen)
-    return f"{scenario.stack.name}, all-reduce {scenario.stack.allreduce}{techniques}"
-
-
 def validated_lines(*confidences: Confidence) -> list[str]:
     """Return lines on the runs that predictions were compared with, and on what those runs lacked."""
     runs = [_compared_line(each) for each in confidences]
@@ -300,12 +296,17 @@ def _compared_line(confidence: Confidence) -> str:
     """Return a sentence on the nearest runs with their errors, or that none has this engine and kind of model."""
     scenario, compared = confidence.scenario, confidence.compared
     if not compared.same_kind(scenario):
-        what = "static batch" if scenario.workload.concurrency is None else "serving"
-        kind, engine = scenario.model.kind_label, scenario.stack.unversioned
-        return f"Nothing like this was measured: no {what} of {kind} under {engine}. Nearest: {_runs_label(compared)}."
+        return f"{unlike_text(scenario)} Nearest: {_runs_label(compared)}."
     sheets = " from datasheets" if confidence.profile == NO_PROFILE else ""
     errors = f": {errors_label(compared)}" if isinstance(compared.runs, ServingCheck) else ""
     return f"Predictions{sheets} were compared with {_runs_label(compared)}{errors}."
+
+
+def unlike_text(scenario: Scenario) -> str:
+    """Say that no run was of a scenario's engine and kind of model."""
+    what = "static batch" if scenario.workload.concurrency is None else "serving"
+    kind, engine = scenario.model.kind_label, scenario.stack.unversioned
+    return f"Nothing like this was measured: no {what} of {kind} under {engine}."
 
 
 def errors_label(compared: Compared) -> str:
@@ -317,9 +318,9 @@ def errors_label(compared: Compared) -> str:
 
 def _absent(confidence: Confidence) -> dict[str, list[str]]:
     """Return the parts of a scenario that the runs did not have, with details."""
-    scenario = confidence.scenario
+    scenario, stack = confidence.scenario, confidence.scenario.stack
     details = {
-        "stack": _stack_text(scenario),
+        "stack": ", ".join((stack.name, f"all-reduce {stack.allreduce}", *scenario.techniques.chosen)),
         "technique": scenario.techniques.name,
         "gpu": f"{scenario.cluster.gpu.name}, profile {confidence.profile}",
         "links": _links_label(scenario),
@@ -370,11 +371,13 @@ def evidence_text(*confidences: Confidence, wirings: Collection[str] | None = No
         never.setdefault((runs, errors), {}).update(absent)
     served = any(each.scenario.workload.concurrency is not None for each in confidences)
     # runs are named once: errors, which are of their own engine and kind of model, with them
-    parts: dict[str, str] = {}
+    parts: dict[str, list[str]] = {}
     for runs, errors in sorted(never, key=lambda nearest: not nearest[1]):
         lacked = _lacking(never[runs, errors], served=served)
-        parts[runs] = f"{parts[runs]} {lacked}".rstrip() if runs in parts else f"{lacked}Nearest: {runs}{errors}."
-    return " ".join(parts.values())
+        said = [lacked] if runs in parts else [lacked, f"Nearest: {runs}{errors}."]
+        # where one sentence has room, an error says more than what was never measured
+        parts.setdefault(runs, []).extend(filter(None, reversed(said) if errors else said))
+    return " ".join(chain(*parts.values()))
 
 
 def _lacking(never: Iterable[tuple[str, str]], *, served: bool) -> str:
@@ -386,7 +389,7 @@ def _lacking(never: Iterable[tuple[str, str]], *, served: bool) -> str:
     if not texts:
         return ""
     others = f" and {len(texts) - _TOLD} more" if len(texts) > _TOLD else ""
-    return f"Never measured{' under load' if served else ''}: {', '.join(texts[:_TOLD])}{others}. "
+    return f"Never measured{' under load' if served else ''}: {', '.join(texts[:_TOLD])}{others}."
 
 
 def _evidence(

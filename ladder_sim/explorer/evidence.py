@@ -3,11 +3,7 @@
 from collections.abc import Sequence
 
 from ladder_sim.confidence.runs import most_alike
-from ladder_sim.display.labels import (
-    errors_label,
-    interval_text,
-    load_label,
-)
+from ladder_sim.display.labels import errors_label, interval_text, load_label, unlike_text
 from ladder_sim.explorer.answers import Queries
 from ladder_sim.explorer.markup import join, tag
 from ladder_sim.explorer.panels import Panel, chart, figures_of, file_link, grid, headed, tail
@@ -87,13 +83,9 @@ def evidence(queries: Queries, query: str) -> Panel:
 def _verdict(scenario: Scenario, runs: Sequence[Likeness]) -> str:
     """Return how far predictions of unseen runs like the scenario are off, or that there are no such runs."""
     alike = [each for each in runs if each.same_kind]
-    engine, kind = scenario.stack.unversioned, scenario.model.kind_label
     if not alike:
-        what = "static batch" if scenario.workload.concurrency is None else "serving"
-        return (
-            f"Nothing like this was measured: no {what} of {kind} under {engine}. The runs below are of other engines "
-            "or other kinds of models, and their errors say nothing about this scenario."
-        )
+        others = "The runs below are of other engines or other kinds of models"
+        return f"{unlike_text(scenario)} {others}, and their errors say nothing about this scenario."
     near = alike[:SHOWN]
     shared = set.intersection(*(set(each.apart) for each in near))
     apart = [part for part in near[0].apart if part in shared]
@@ -103,7 +95,7 @@ def _verdict(scenario: Scenario, runs: Sequence[Likeness]) -> str:
         assert errors is not None
         far = (
             f"Ladder's speedup is off by {percent(errors.mean_error)} on average and {percent(errors.max_error)} at "
-            f"most in the {errors.rows} runs under {engine} that no fit had seen."
+            f"most in the {errors.rows} runs under {scenario.stack.unversioned} that no fit had seen."
         )
     else:
         far = f"In the measured runs most like this: {errors_label(most_alike(scenario, None))}."

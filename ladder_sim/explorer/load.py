@@ -68,7 +68,7 @@ def fleet(queries: Queries, query: str) -> Panel:
                 tag("div", charts, class_="two"),
                 grid(report.table()),
                 tail("Bars: the 90 % interval of the rate at which one replica breaks the SLO."),
-                notices([*remarks, *brief.cautions]),
+                notices([*remarks, *(brief.cautions or ())]),
             ]
         ),
         figures=figures,

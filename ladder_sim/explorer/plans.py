@@ -8,19 +8,14 @@ from urllib.parse import urlencode
 from ladder_sim.analysis.advice import Advice
 from ladder_sim.analysis.advise import BATCHES, CANDIDATES, advise
 from ladder_sim.analysis.versus import versus
-from ladder_sim.display.labels import (
-    scenario_label,
-)
+from ladder_sim.display.labels import scenario_label
 from ladder_sim.errors import UsageError
 from ladder_sim.explorer.answers import Queries
 from ladder_sim.explorer.controls import page_words
 from ladder_sim.explorer.markup import Markup, join, tag
 from ladder_sim.explorer.page import colour_of, fold, notices
 from ladder_sim.explorer.panels import Panel, chart, figures_of, file_link, grid, headed, tail
-from ladder_sim.explorer.snippets import (
-    IGNORE_MEMORY,
-    written,
-)
+from ladder_sim.explorer.snippets import IGNORE_MEMORY, written
 from ladder_sim.explorer.state import State
 from ladder_sim.quality.published import quality_of
 from ladder_sim.report.advise import AdviceReport, Place, pareto_figure

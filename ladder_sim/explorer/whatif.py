@@ -9,21 +9,14 @@ from ladder_sim.analysis.sensitivity import sensitivity
 from ladder_sim.confidence import Interval
 from ladder_sim.costs.profile import NO_PROFILE
 from ladder_sim.display.document import Document
-from ladder_sim.display.labels import (
-    field_text,
-    field_title,
-    scenario_label,
-    wiring_label,
-)
+from ladder_sim.display.labels import field_text, field_title, scenario_label, wiring_label
 from ladder_sim.errors import UsageError
 from ladder_sim.explorer.answers import Answer, Queries
 from ladder_sim.explorer.controls import AXIS_FIELDS
 from ladder_sim.explorer.markup import join, tag
 from ladder_sim.explorer.page import fold
 from ladder_sim.explorer.panels import Panel, chart, figures_of, file_link, headed, tail
-from ladder_sim.explorer.snippets import (
-    written,
-)
+from ladder_sim.explorer.snippets import written
 from ladder_sim.report.columns import times_text
 from ladder_sim.report.sensitivity import tornado_figure
 from ladder_sim.report.sweep import speedup_lines, speedup_map

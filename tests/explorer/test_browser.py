@@ -251,7 +251,8 @@ def test_dark_figures_are_drawn_anew(seen: Watched) -> None:
     seen.until(f"{colour} === '#E4E7EB'")
     seen.screenshot("dark")
     page.click("#theme")
-    seen.until("document.documentElement.dataset.theme === 'light'")
+    seen.until(f"{colour} !== '#E4E7EB'")
+    assert page.evaluate("document.documentElement.dataset.theme") == "light"
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):
