@@ -189,10 +189,10 @@ class _Priced(NamedTuple):
 
     def waits_s(self, front_end_s: float) -> NDArray[np.float64]:
         """Return the time to first token of each request."""
-        ends_s = np.cumsum(self.runs_s)
-        sent_s, first_s = (each.seconds(ends_s, self.runs_s) for each in (self.plan.sent, self.plan.first))
+        passed_s = np.concatenate([[0.0], np.cumsum(self.runs_s)])
         # first requests were sent at the beginning, but for their front end
-        waits_s: NDArray[np.float64] = first_s - sent_s + front_end_s * self.plan.begins
+        waits_s: NDArray[np.float64] = passed_s[self.plan.first] - passed_s[self.plan.sent]
+        waits_s += front_end_s * self.plan.begins
         return waits_s
 
 
