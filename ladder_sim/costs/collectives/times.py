@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -29,8 +29,8 @@ class CollectiveTimes:
     """Best estimates."""
     in_range: NDArray[np.bool_]
     """Between measurements of this algorithm, these ranks and this link."""
-    source: Source
-    """Source of the times that are out of range."""
+    source: Source | NDArray[np.str_]
+    """Source of the times that are out of range, which messages may differ in."""
     beyond: Number
     """Error of those out of range: that of their source, which configurations may differ in."""
     algorithms: tuple[str, ...]
@@ -42,6 +42,13 @@ class CollectiveTimes:
     def names(self) -> frozenset[str]:
         """The algorithms that any configuration takes."""
         return frozenset(self.algorithms[number] for number in np.unique(self.choice))
+
+    def origins(self) -> Iterator[tuple[Source, str]]:
+        """Yield the source and the algorithm of each message."""
+        shape = self.seconds.shape
+        sources = np.where(self.in_range, "measured", np.broadcast_to(self.source, shape)).tolist()
+        choices = np.broadcast_to(self.choice, shape).tolist()
+        return zip(sources, (self.algorithms[number] for number in choices), strict=True)
 
     @property
     def most_common(self) -> str:
@@ -82,42 +89,31 @@ def unmeasured(seconds: Floats, algorithm: str, source: Source = "roofline") -> 
 
 
 def fastest(candidates: Sequence[CollectiveTimes]) -> CollectiveTimes:
-    """Return the fastest times for each configuration, with the source of the candidate that is fastest overall."""
+    """Return the fastest times for each configuration."""
     if len(candidates) == 1:
         return candidates[0]
-    best = min(candidates, key=lambda times: float(times.seconds.sum()))
-    table = np.stack(np.broadcast_arrays(*(times.seconds for times in candidates)))
-    names = [name for times in candidates for name in times.algorithms]
-    # a candidate may itself be several algorithms
-    starts = itertools.accumulate((len(times.algorithms) for times in candidates), initial=0)
-    choices = [
-        np.broadcast_to(start + times.choice, table[0].shape) for start, times in zip(starts, candidates, strict=False)
-    ]
-    fastest_of = table.argmin(axis=0)
-    choice = np.stack(choices)[fastest_of, np.arange(table.shape[1])]
-    return dataclasses.replace(
-        best, seconds=table.min(axis=0), algorithms=tuple(names), choice=choice, **_origins(candidates, fastest_of)
-    )
+    return of_each(candidates, np.stack(np.broadcast_arrays(*(times.seconds for times in candidates))).argmin(axis=0))
 
 
 def of_each(candidates: Sequence[CollectiveTimes], choice: NDArray[np.int_]) -> CollectiveTimes:
-    """Return the chosen times for each configuration, with the source of the candidate chosen most often."""
-    table = np.stack(np.broadcast_arrays(*(times.seconds for times in candidates)))
-    seconds = table[choice, np.arange(table.shape[1])]
-    names = tuple(times.most_common for times in candidates)
-    most = candidates[int(np.bincount(choice).argmax())]
-    return dataclasses.replace(most, seconds=seconds, algorithms=names, choice=choice, **_origins(candidates, choice))
+    """Return the chosen times for each configuration."""
+    seconds = np.stack(np.broadcast_arrays(*(times.seconds for times in candidates)))
+    chosen = np.broadcast_to(choice, seconds[0].shape), np.arange(seconds.shape[1])
 
+    def taken(values: Sequence[Any]) -> Any:
+        column = np.stack([np.broadcast_to(value, seconds[0].shape) for value in values])[chosen]
+        return column
 
-def _origins(candidates: Sequence[CollectiveTimes], chosen: NDArray[np.int_]) -> dict[str, Any]:
-    """Return the fields `in_range` and `beyond` of the candidate that each configuration takes."""
-    in_range, beyond = (
-        np.stack([np.broadcast_to(getattr(times, name), chosen.shape) for times in candidates])[
-            chosen, np.arange(len(chosen))
-        ]
-        for name in ("in_range", "beyond")
+    # a candidate may itself be several algorithms
+    starts = itertools.accumulate((len(times.algorithms) for times in candidates), initial=0)
+    return CollectiveTimes(
+        seconds=seconds[chosen],
+        in_range=taken([times.in_range for times in candidates]),
+        source=taken([times.source for times in candidates]),
+        beyond=taken([times.beyond for times in candidates]),
+        algorithms=tuple(name for times in candidates for name in times.algorithms),
+        choice=taken([start + times.choice for start, times in zip(starts, candidates, strict=False)]),
     )
-    return {"in_range": in_range, "beyond": float(beyond[0]) if (beyond == beyond[0]).all() else beyond}
 
 
 def fastest_way(seconds: Mapping[str, Floats]) -> CollectiveTimes:
