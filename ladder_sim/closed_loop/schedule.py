@@ -116,8 +116,10 @@ class Schedule:
 
     decodes: NDArray[np.int64]
     """Requests that decode in each step of a run; 1 where the engine waits for requests."""
+    prompts: NDArray[np.int64]
+    """Runs of one step that holds prompts."""
     held: NDArray[np.int64]
-    """Tokens of prompts in each step of a run."""
+    """Tokens of prompts in each of these."""
     counts: NDArray[np.float64]
     """Steps of a run."""
     steps: NDArray[np.float64]
@@ -130,6 +132,14 @@ class Schedule:
     """First requests of clients among them."""
     tokens: float
     """Further tokens of all requests."""
+    step_tokens: float
+    """Requests that decode in all steps together."""
+    prompt_tokens: float
+    """Tokens of all prompts."""
+    all_steps: float
+    """Number of steps."""
+    prompt_steps: float
+    """Those that hold prompts."""
     begins: NDArray[np.bool_]
     """Whether each request is the first one of a client."""
     weights: NDArray[np.float64]
@@ -318,15 +328,22 @@ def _summed(
     outside = sent - arrives + np.bincount(during, weights * part, len(runs))
     begins = arrived == 0.0
     times = Times(now=often, further=first - last, waited=sent - first, ran=admitted - last, outside=outside)
+    steps = often * counts * (decodes >= 0)
+    prompts = np.flatnonzero(held)
     return Schedule(
         decodes=np.abs(decodes),
-        held=held,
+        prompts=prompts,
+        held=held[prompts],
         counts=counts,
-        steps=often * counts * (decodes >= 0),
+        steps=steps,
         times=np.array(times),
         requests=requests,
         begun=float(weights @ begins),
         tokens=float(weights @ answers),
+        step_tokens=float(steps @ np.abs(decodes)),
+        prompt_tokens=float(steps @ held),
+        all_steps=float(steps.sum()),
+        prompt_steps=float(steps[prompts].sum()),
         begins=begins,
         weights=weights,
         sent=moments[0],
