@@ -101,8 +101,9 @@ def of_each(candidates: Sequence[CollectiveTimes], choice: NDArray[np.int_]) -> 
     chosen = np.broadcast_to(choice, seconds[0].shape), np.arange(seconds.shape[1])
 
     def taken(values: Sequence[Any]) -> Any:
-        column = np.stack([np.broadcast_to(value, seconds[0].shape) for value in values])[chosen]
-        return column
+        if all(value is values[0] for value in values):
+            return values[0]
+        return np.stack([np.broadcast_to(value, seconds[0].shape) for value in values])[chosen]
 
     # a candidate may itself be several algorithms
     starts = itertools.accumulate((len(times.algorithms) for times in candidates), initial=0)
