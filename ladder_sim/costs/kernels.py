@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from ladder_sim.costs import contention
 from ladder_sim.costs.collectives.algorithms import INLINE
 from ladder_sim.costs.collectives.network import ODD, Network
-from ladder_sim.costs.collectives.times import COLLECTIVE_ERROR
+from ladder_sim.costs.collectives.times import COLLECTIVE_ERROR, listed
 from ladder_sim.costs.estimate import Estimate, Source
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.lookup import RatioTable
@@ -298,15 +298,17 @@ class KernelCosts:
             error,
             times.choose([float(name in INLINE) for name in times.algorithms]),
             # kernels keep at least one
-            np.minimum(sms, self._machine.sms - 1),
+            minimum(sms, self._machine.sms - 1),
             contention.waiting_share(network.memory_steps(kind, times), seconds, overlap),
             self._memory_share(traffic, seconds),
         ]
-        rows = [[_plain(np.atleast_1d(column)) for column in columns]] * len(shapes)
-        origins = [(next(times.origins())[0], times.most_common)] * len(shapes)
+        rows: Iterable[Any]
+        origins: Iterable[tuple[Source, str]]
         if apart:
-            rows = np.array([np.broadcast_to(column, len(shapes)) for column in columns]).T.tolist()
-            origins = [*times.origins()]
+            rows, origins = zip(*(listed(column, len(shapes)) for column in columns), strict=True), times.origins()
+        else:
+            rows = [[_plain(np.atleast_1d(column)) for column in columns]] * len(shapes)
+            origins = [(next(times.origins())[0], times.most_common)] * len(shapes)
         return [
             Estimate(
                 seconds=own_s,

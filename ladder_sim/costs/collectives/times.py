@@ -45,10 +45,9 @@ class CollectiveTimes:
 
     def origins(self) -> Iterator[tuple[Source, str]]:
         """Yield the source and the algorithm of each message."""
-        shape = self.seconds.shape
-        sources = np.where(self.in_range, "measured", np.broadcast_to(self.source, shape)).tolist()
-        choices = np.broadcast_to(self.choice, shape).tolist()
-        return zip(sources, (self.algorithms[number] for number in choices), strict=True)
+        columns = (listed(values, self.seconds.size) for values in (self.in_range, self.source, self.choice))
+        for measured, source, number in zip(*columns, strict=True):
+            yield "measured" if measured else source, self.algorithms[number]
 
     @property
     def most_common(self) -> str:
@@ -75,6 +74,12 @@ class CollectiveTimes:
         return float(chosen[0]) if np.all(chosen == chosen[0]) else chosen
 
 
+def listed(values: Any, count: int) -> list[Any]:
+    """Return one value for each of so many messages, of an array or of what is the same for all."""
+    each = values.tolist() if isinstance(values, np.ndarray) else [values]
+    return each if len(each) == count else each * count
+
+
 def unmeasured(seconds: Floats, algorithm: str, source: Source = "roofline") -> CollectiveTimes:
     """Return times of one algorithm by its formula; `seconds` holds one value per message or configuration."""
     nowhere = np.zeros(seconds.shape, bool)
@@ -97,18 +102,14 @@ def fastest(candidates: Sequence[CollectiveTimes]) -> CollectiveTimes:
 
 def of_each(candidates: Sequence[CollectiveTimes], choice: NDArray[np.int_]) -> CollectiveTimes:
     """Return the chosen times for each configuration."""
-    seconds = np.stack(np.broadcast_arrays(*(times.seconds for times in candidates)))
-    chosen = np.broadcast_to(choice, seconds[0].shape), np.arange(seconds.shape[1])
 
     def taken(values: Sequence[Any]) -> Any:
-        if all(value is values[0] for value in values):
-            return values[0]
-        return np.stack([np.broadcast_to(value, seconds[0].shape) for value in values])[chosen]
+        return values[0] if all(value is values[0] for value in values) else np.choose(choice, values)
 
     # a candidate may itself be several algorithms
     starts = itertools.accumulate((len(times.algorithms) for times in candidates), initial=0)
     return CollectiveTimes(
-        seconds=seconds[chosen],
+        seconds=taken([times.seconds for times in candidates]),
         in_range=taken([times.in_range for times in candidates]),
         source=taken([times.source for times in candidates]),
         beyond=taken([times.beyond for times in candidates]),
