@@ -114,16 +114,15 @@ def test_one_of_the_replicas_that_take_turns_stands_for_all() -> None:
 @pytest.mark.parametrize("model", ["8b", "70b"])
 def test_what_prunes_plans_is_no_surer_than_it_may_be(model: str) -> None:
     """What it says that a replica carries at least is less than what it carries."""
-    from ladder_sim.serving.sizing.best_plan import Context, Progress, _estimates
+    from ladder_sim.serving.sizing.estimates import estimates_of
 
     scenario = Scenario(model=model, tp=8, stack="vllm")
     for text in ("tpot_p95=12ms", "tpot_p95=30ms"):
         traffic = Traffic(rate=500.0, prompt=Lengths.parse("1024"), gen=Lengths.parse("64"), requests=200)
         slo = SLO.parse(text)
-        context = Context(traffic, slo, 1, {}, Progress(1, lambda done, total: None))
         for variant in ("standard", "ladder"):
             need = capacity(scenario, traffic, slo, [variant])[variant]
-            estimate = _estimates(Service.for_requests(scenario, traffic), [variant], context)[variant]
+            estimate = estimates_of(Service.for_requests(scenario, traffic), [variant], traffic, slo)[variant]
             assert not need.gpus or estimate.gpus <= need.gpus
 
 
