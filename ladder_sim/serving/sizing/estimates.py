@@ -4,6 +4,9 @@ Where n requests of a replica decode, each gets a token in the time of a step th
 come meanwhile: of every request one in its ``gen - 1`` steps. So
 
     TPOT(n) = decode(n) + n / (gen - 1) * prompt(n),    rate(n) = n / ((gen - 1) * TPOT(n))
+
+on average. The number of others that one request meets is Poisson's, so that a percentile of TPOT is that of so many
+more: of ``n + z * sqrt(n)`` by the normal distribution's z.
 """
 
 import math
@@ -27,13 +30,13 @@ from ladder_sim.serving.service import Service
 from ladder_sim.simulate.passes import forward_passes
 from ladder_sim.specs.scenario import Scenario
 
-# a request meets as many prompts as others decode: the median of a Poisson number is at most so far below its mean
-# (K. P. Choi, "On the medians of gamma distributions", 1994), and percentiles of an SLO are no lower
+# the median of a Poisson number is at most so far below its mean (K. P. Choi, "On the medians of gamma distributions
+# and an equation of Ramanujan", 1994)
 _MEDIAN = math.log(2.0)
 # requests that decode in a lane (`Requests`), on average; below one it is idle meanwhile
 _LOADS = np.array([1 / 16, _MEDIAN, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024])
-# the law is within this of requests that arrive at a rate, in rates and times per token (tests/serving/test_fleet.py)
-_SLACK = 1.25
+# the law is well within this of what simulations of requests that arrive say (tests/serving/test_fleet.py)
+SLACK = 1.25
 # of `Requests.passes`: a step that decodes, and one that runs a prompt too while prompts take none of the time, or all
 _PASSES = ("most", "idle", "busy")
 # of the share of the time that prompts take, which decides how long they take: each adds a digit
@@ -44,7 +47,7 @@ class Estimate(NamedTuple):
     """What the law says of a plan."""
 
     gpus: float
-    """The least that carry the load; infinite: no number can."""
+    """The least that carry the load, and fractions of a replica; infinite: no number can."""
     excess: float
     """The plan's shortest step over the SLO's."""
     likely: float
@@ -99,13 +102,12 @@ def estimates_of(service: Service, variants: Sequence[str], traffic: Traffic, sl
             return float(np.exp(np.interp(bound_s, met_s, np.log(rates), left=-np.inf)))
 
         excess = float(decode_s[0]) / shortest_s
-        if excess > _SLACK or decode_s[0] > _SLACK * bound_s:
+        if excess > SLACK or decode_s[0] > SLACK * bound_s:
             return Estimate(math.inf, excess, math.inf)
-        # the number of others is Poisson's, nearly normal
         rate = max(float(rates[0]), rate_of(decoding + above * np.sqrt(decoding)))
-        most = max(rate, rate_of(np.maximum(decoding - _MEDIAN, 0.0)))
-        least, likely = (math.ceil(traffic.rate / each) * gpus for each in (_SLACK * most, rate))
-        return Estimate(least, excess, likely, rate, rate / gpus)
+        most = rate if above else max(rate, rate_of(np.maximum(decoding - _MEDIAN, 0.0)))
+        likely = math.ceil(traffic.rate / rate) * gpus
+        return Estimate(traffic.rate / (SLACK * most) * gpus, excess, likely, rate, rate / gpus)
 
     carried = _carried(service, variants, traffic, loads)
     return {name: estimate(each) for name, each in carried.items()}
