@@ -7,7 +7,7 @@ measured on one H100 (tests/data/h100_beside) or are NCCL's own; a profile's ``o
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
@@ -209,8 +209,8 @@ class CollectiveTimes:
     """Best estimates."""
     in_range: NDArray[np.bool_]
     """Between measurements of this algorithm, these ranks and this link."""
-    source: Source
-    """Source of the times that are out of range."""
+    source: Source | NDArray[np.str_]
+    """Source of the times that are out of range, which messages may differ in."""
     beyond: Number
     """Error of those out of range: that of their source, which configurations may differ in."""
     algorithms: tuple[str, ...]
@@ -222,6 +222,12 @@ class CollectiveTimes:
     def names(self) -> frozenset[str]:
         """The algorithms that any configuration takes."""
         return frozenset(self.algorithms[number] for number in np.unique(self.choice))
+
+    def origins(self) -> Iterator[tuple[Source, str]]:
+        """Yield the source and the algorithm of each message."""
+        columns = (listed(values, self.seconds.size) for values in (self.in_range, self.source, self.choice))
+        for measured, source, number in zip(*columns, strict=True):
+            yield "measured" if measured else source, self.algorithms[number]
 
     @property
     def most_common(self) -> str:
@@ -248,6 +254,12 @@ class CollectiveTimes:
         return float(chosen[0]) if np.all(chosen == chosen[0]) else chosen
 
 
+def listed(values: Any, count: int) -> list[Any]:
+    """Return one value for each of so many messages, of an array or of what is the same for all."""
+    each = values.tolist() if isinstance(values, np.ndarray) else [values]
+    return each if len(each) == count else each * count
+
+
 def unmeasured(seconds: Floats, algorithm: str, source: Source = "roofline") -> CollectiveTimes:
     """Return times of one algorithm by its formula; `seconds` holds one value per message or configuration."""
     nowhere = np.zeros(seconds.shape, bool)
@@ -262,43 +274,28 @@ def unmeasured(seconds: Floats, algorithm: str, source: Source = "roofline") -> 
 
 
 def fastest(candidates: Sequence[CollectiveTimes]) -> CollectiveTimes:
-    """Return the fastest times for each configuration, with the source of the candidate that is fastest overall."""
+    """Return the fastest times for each configuration."""
     if len(candidates) == 1:
         return candidates[0]
-    best = min(candidates, key=lambda times: float(times.seconds.sum()))
-    table = np.stack(np.broadcast_arrays(*(times.seconds for times in candidates)))
-    names = [name for times in candidates for name in times.algorithms]
-    # a candidate may itself be several algorithms
-    starts = itertools.accumulate((len(times.algorithms) for times in candidates), initial=0)
-    choices = [
-        np.broadcast_to(start + times.choice, table[0].shape) for start, times in zip(starts, candidates, strict=False)
-    ]
-    fastest_of = table.argmin(axis=0)
-    choice = np.stack(choices)[fastest_of, np.arange(table.shape[1])]
-    return dataclasses.replace(
-        best, seconds=table.min(axis=0), algorithms=tuple(names), choice=choice, **_origins(candidates, fastest_of)
-    )
+    return of_each(candidates, np.stack(np.broadcast_arrays(*(times.seconds for times in candidates))).argmin(axis=0))
 
 
 def of_each(candidates: Sequence[CollectiveTimes], choice: NDArray[np.int_]) -> CollectiveTimes:
-    """Return the chosen times for each configuration, with the source of the candidate chosen most often."""
-    table = np.stack(np.broadcast_arrays(*(times.seconds for times in candidates)))
-    choice = np.broadcast_to(choice, table.shape[1:])
-    seconds = table[choice, np.arange(table.shape[1])]
-    names = tuple(times.most_common for times in candidates)
-    most = candidates[int(np.bincount(choice).argmax())]
-    return dataclasses.replace(most, seconds=seconds, algorithms=names, choice=choice, **_origins(candidates, choice))
+    """Return the chosen times for each configuration."""
 
+    def taken(values: Sequence[Any]) -> Any:
+        return values[0] if all(value is values[0] for value in values) else np.choose(choice, values)
 
-def _origins(candidates: Sequence[CollectiveTimes], chosen: NDArray[np.int_]) -> dict[str, Any]:
-    """Return the fields `in_range` and `beyond` of the candidate that each configuration takes."""
-    in_range, beyond = (
-        np.stack([np.broadcast_to(getattr(times, name), chosen.shape) for times in candidates])[
-            chosen, np.arange(len(chosen))
-        ]
-        for name in ("in_range", "beyond")
+    # a candidate may itself be several algorithms
+    starts = itertools.accumulate((len(times.algorithms) for times in candidates), initial=0)
+    return CollectiveTimes(
+        seconds=taken([times.seconds for times in candidates]),
+        in_range=taken([times.in_range for times in candidates]),
+        source=taken([times.source for times in candidates]),
+        beyond=taken([times.beyond for times in candidates]),
+        algorithms=tuple(name for times in candidates for name in times.algorithms),
+        choice=taken([start + times.choice for start, times in zip(starts, candidates, strict=False)]),
     )
-    return {"in_range": in_range, "beyond": float(beyond[0]) if (beyond == beyond[0]).all() else beyond}
 
 
 def fastest_way(seconds: Mapping[str, Floats]) -> CollectiveTimes:

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,13 +23,14 @@ from ladder_sim.costs.estimate import (
     collective_sms,
     collective_traffic_bytes,
     kernel_demand,
+    listed,
     waiting_share,
 )
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.in_place import SCHEDULED_ERROR
 from ladder_sim.costs.lookup import RatioTable
 from ladder_sim.costs.profile import HBM_EFFICIENCY, CalibrationProfile
-from ladder_sim.des.shared import Demand, Floats, Number, any_true, maximum, minimum, number, where
+from ladder_sim.des.shared import Demand, Floats, Number, any_true, maximum, minimum, where
 from ladder_sim.errors import ProfileError, UsageError
 from ladder_sim.graph.ops import CollectiveKind, Op
 from ladder_sim.kernels import TABLE_KINDS, CollectiveShape, Gpu, Group, Kind, Lookup, Machine, Shape, TableOf
@@ -100,6 +101,8 @@ class KernelCosts:
             )
         # figures behind the times
         self.hardware = hardware or Hardware.of(scenario, profile)
+        # figures may be arrays
+        self._varied = hardware is not None
         # measured tables
         self.profile = profile
         self._gpu_spec = gpu = scenario.cluster.gpu
@@ -139,23 +142,23 @@ class KernelCosts:
         lookups: dict[tuple[Kind, TableOf], list[tuple[int, Lookup]]] = defaultdict(list)
         estimates: dict[int, Estimate] = {}
 
-        # steps of equal sizes send the same messages
-        sent: dict[tuple[str, str, str, float], Estimate] = {}
+        sent: dict[tuple[CollectiveKind, Group, str, float], list[int]] = defaultdict(list)
         for at, op in enumerate(ops):
             if in_place := self._in_place(op):
                 estimates[at] = in_place
             elif (message := op.message) is not None:
                 size = message.message_bytes
-                like = op.kind, message.group, message.kernel, size if isinstance(size, float) else id(op)
-                if like not in sent:
-                    sent[like] = self._collective(cast(CollectiveKind, op.kind), message)
-                estimates[at] = sent[like]
+                apart = (size if self._varied else 0.0) if isinstance(size, float) else id(op)
+                sent[cast(CollectiveKind, op.kind), message.group, message.kernel, apart].append(at)
             elif (lookup := op.shape.lookup) is None or (
                 TABLE_KINDS[lookup.kind].has_formula and self._table(lookup.kind, lookup.of)[0] is None
             ):
                 estimates[at] = self._kernel(op.shape, op.shape.untabled_s(self._machine), "roofline")
             else:
                 lookups[lookup.kind, lookup.of].append((at, lookup))
+        for (collective, *_), places in sent.items():
+            messages = [cast(CollectiveShape, ops[at].shape) for at in places]
+            estimates.update(zip(places, self._collectives(collective, messages), strict=True))
         for (kind, of), placed in lookups.items():
             tabled = self._tabled(kind, of, [(ops[at].shape, lookup) for at, lookup in placed])
             estimates.update(zip((at for at, _ in placed), tabled, strict=True))
@@ -273,55 +276,68 @@ class KernelCosts:
             ),
         )
 
-    def _collective(self, kind: CollectiveKind, shape: CollectiveShape) -> Estimate:
+    def _collectives(self, kind: CollectiveKind, shapes: Sequence[CollectiveShape]) -> Sequence[Estimate]:
+        """Estimate collectives that differ in their messages only: several numbers if there is one configuration."""
         if kind == "send":
-            return self._send(shape.message_bytes)
-        network, message_bytes = self._networks.get(shape.group), shape.message_bytes
+            return [self._send(shape.message_bytes) for shape in shapes]
+        network = self._networks.get(shapes[0].group)
         if network is None:
             raise ValueError(f"{kind}: a collective on one rank")
-        message = np.atleast_1d(message_bytes)
+        message = np.atleast_1d(shapes[0].message_bytes)
+        apart = not self._varied and len(message) == 1
+        if apart:
+            message = np.array([shape.message_bytes for shape in shapes])
         if kind == "all_reduce_norm":
             fused_s, apart_s = (
-                self._machine.floor_s + self._machine.traffic_s(traffic * message_bytes)
+                self._machine.floor_s + self._machine.traffic_s(traffic * message)
                 for traffic in (FUSED_NORM_TRAFFIC, NORM_TRAFFIC)
             )
             times = network.with_norm(message, fused_s, apart_s)
-        else:
-            times = network.times(kind, message, kernel=shape.kernel)
-        if kind == "all_reduce_norm":
             times = replace(times, in_range=np.zeros(1, bool))
-        source: Source = "measured" if times.in_range[0] else times.source
+        else:
+            times = network.times(kind, message, kernel=shapes[0].kernel)
         error = times.error
         if times.in_range.any():
             # another machine with such links may be as fast as the formula
             over = network.over_links(kind, times, message)
             odd = times.in_range & (over > ODD)
             error = np.where(odd, over - 1.0, error) if odd.any() else error
-        seconds = self.hardware.stack.collective_factor * _plain(times.seconds)
+        seconds = self.hardware.stack.collective_factor * times.seconds
         overlap = self.hardware.overlap
-        sms = times.choose([collective_sms(name, message_bytes, overlap) for name in times.algorithms])
+        sms = times.choose([collective_sms(name, message, overlap) for name in times.algorithms])
         traffic = times.choose(
             [
-                collective_traffic_bytes(name, message_bytes, overlap) + network.copied_bytes(name, message_bytes)
+                collective_traffic_bytes(name, message, overlap) + network.copied_bytes(name, message)
                 for name in times.algorithms
             ]
         )
-        return Estimate(
-            seconds=seconds,
-            error=_plain(np.atleast_1d(error)),
-            source=source,
-            algorithm=times.most_common,
-            inline=times.choose([float(name in INLINE) for name in times.algorithms]),
-            demand=Demand(
-                # kernels keep at least one
-                held_sms=number(minimum(sms, self._machine.sms - 1)),
-                waits=waiting_share(
-                    _plain(np.atleast_1d(network.memory_steps(kind, times))), seconds, self.hardware.overlap
-                ),
-                memory=self._memory_share(traffic, seconds),
-                link=1.0,
-            ),
-        )
+        columns: list[Any] = [
+            seconds,
+            error,
+            times.choose([float(name in INLINE) for name in times.algorithms]),
+            # kernels keep at least one
+            minimum(sms, self._machine.sms - 1),
+            waiting_share(network.memory_steps(kind, times), seconds, overlap),
+            self._memory_share(traffic, seconds),
+        ]
+        rows: Iterable[Any]
+        origins: Iterable[tuple[Source, str]]
+        if apart:
+            rows, origins = zip(*(listed(column, len(shapes)) for column in columns), strict=True), times.origins()
+        else:
+            rows = [[_plain(np.atleast_1d(column)) for column in columns]] * len(shapes)
+            origins = [(next(times.origins())[0], times.most_common)] * len(shapes)
+        return [
+            Estimate(
+                seconds=own_s,
+                error=error,
+                source=source,
+                algorithm=algorithm,
+                inline=inline,
+                demand=Demand(held_sms=held, waits=waits, memory=memory, link=1.0),
+            )
+            for (own_s, error, inline, held, waits, memory), (source, algorithm) in zip(rows, origins, strict=True)
+        ]
 
     def _memory_share(self, moved_bytes: Number, seconds: Number) -> Number:
         return minimum(1.0, self._machine.traffic_s(moved_bytes) / seconds)

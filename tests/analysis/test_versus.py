@@ -11,6 +11,7 @@ import pytest
 from ladder_sim import Scenario, predict, versus
 from ladder_sim.analysis.versus import Versus
 from ladder_sim.analysis.winners import winners
+from ladder_sim.closed_loop.schedule import schedule
 from ladder_sim.confidence.errors import UNCHECKED
 from ladder_sim.errors import InfeasibleError, UsageError
 from ladder_sim.report.versus import cautions
@@ -260,3 +261,11 @@ def test_the_leading_options_under_load() -> None:
     refused = run(*command, *load[-2:])
     assert refused.code == 2
     assert "--rate and --slo: must be given together" in refused.err
+
+
+def test_a_comparison_keeps_the_schedules_that_it_needs() -> None:
+    busy = Scenario(model="70b", stack="vllm", concurrency=64)
+    versus(busy)
+    made = schedule.cache_info().misses
+    versus(busy)
+    assert schedule.cache_info().misses == made

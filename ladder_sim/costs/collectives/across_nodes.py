@@ -130,9 +130,8 @@ class AcrossNodes:
         if not fitted.any():
             return dataclasses.replace(times, in_range=in_range)
         beyond = np.where(fitted, COLLECTIVE_ERROR["fitted"], times.beyond)
-        return dataclasses.replace(
-            times, in_range=in_range, source="fitted" if fitted.all() else "transferred", beyond=beyond
-        )
+        source = np.where(fitted, "fitted", "transferred")
+        return dataclasses.replace(times, in_range=in_range, source=source, beyond=beyond)
 
     def _here(self, fabric: FabricCurve) -> bool:
         """Whether a sweep was measured on GPUs and tiers as these."""
