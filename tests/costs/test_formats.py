@@ -227,7 +227,7 @@ def test_prompts_run_at_the_rate_that_a_gpu_keeps_up() -> None:
     """In proportion to the time in which prompts run, in every format; decode is left as it is."""
 
     def gemm(duty: float, dtype: str = "bf16", **sizes: Any) -> float:
-        return float(mixed(Scenario(**SERVING, dtype=dtype), duty=duty, **sizes)[0]["mlp.up"][1].seconds)
+        return float(mixed(Scenario(**SERVING | {"dtype": dtype}), duty=duty, **sizes)[0]["mlp.up"][1].seconds)
 
     for dtype in ("bf16", "fp8"):
         cold, half, hot = (gemm(duty, dtype) for duty in (0.0, 0.5, 1.0))
