@@ -65,7 +65,7 @@ _TITLES = {
     "stack.prompt_factor": "GEMM time, prompt",
     "stack.attention_factor": "Decode attention time",
     "stack.small_kernel_factor": "Small-kernel time",
-    "stack.sustained_share": "Sustained tensor-core rate",
+    "stack.sustained_rate": "Sustained tensor-core rate",
     "stack.host_request_s": "Host time of each request",
     "stack.frontend_steps": "Front end, in steps",
     "stack.frontend_token_s": "Front end for each token",

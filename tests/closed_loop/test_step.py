@@ -31,7 +31,7 @@ def scenario(**given: Any) -> Scenario:
 @pytest.mark.parametrize("variant", ["standard", "ladder"])
 def test_one_request_in_flight_is_a_static_batch_of_one(stack: str, variant: str) -> None:
     # the power that prompts leave to each other is another in a static batch, which prefills only once
-    cold = with_overheads(scenario(stack=stack), sustained_share=1.0)
+    cold = with_overheads(scenario(stack=stack), sustained_rate=1.0)
     alone = predict_one(scenario(concurrency=1, stack=stack), variant, profile=cold)
     static = predict_one(scenario(concurrency=None, stack=stack), variant, profile=cold)
     assert alone.tpot_s is not None
