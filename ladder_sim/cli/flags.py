@@ -379,9 +379,10 @@ class Asked:
         if not self.measured:
             return self.profile
         # imported here: few commands are given a measurement
-        from ladder_sim.conditioning import condition, read_measured
+        from ladder_sim.conditioning import read_measured
 
-        figures, fields = read_measured(self.measured)
+        measured = read_measured(self.measured)
+        fields = measured.fields
         several = {
             name
             for name, value in self.arguments.items()
@@ -406,7 +407,7 @@ class Asked:
             )
         # what serves requests one by one meets other patterns of them
         elsewhere = load is not None or bool(several) or any(asked.get(name) != value for name, value in fields.items())
-        return condition(scenario, **figures, elsewhere=elsewhere, profile=self.profile)
+        return measured.moving(scenario, self.arguments, elsewhere=elsewhere, profile=self.profile)
 
 
 def _started(command: ServerCommand, *, ranged: bool) -> dict[str, Any]:
