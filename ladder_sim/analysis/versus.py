@@ -416,7 +416,8 @@ def versus(
     predictions: dict[tuple[str, ...], Predictions] = {}
     for changes, changed in changes_to(base, techniques):
         splits = base.plan.sp or changed["techniques"].splitting
-        fitting = [name for name in names if not splits or _wiring(name, model).is_shared]
+        allowed = [name for name in names if name not in left_out]
+        fitting = [name for name in allowed if not splits or _wiring(name, model).is_shared]
         if techniques is None and any(change(name).limit for name in changes):
             # of limits only standard's has a row
             fitting = ["standard"]

@@ -280,9 +280,9 @@ def _stack_text(scenario: Scenario) -> str:
 
 def validated_lines(*confidences: Confidence) -> list[str]:
     """Return lines on the runs that predictions were compared with, and on what those runs lacked."""
-    runs = [_compared_line(each) for each in confidences]
+    runs = [_own_passes(each) or _compared_line(each) for each in confidences]
     absent: dict[str, list[str]] = {}
-    for each in confidences:
+    for each in (each for each in confidences if not _own_passes(each)):
         for part, details in _absent(each).items():
             absent[part] = list(dict.fromkeys([*absent.get(part, []), *details]))
     served = any(each.scenario.workload.concurrency is not None for each in confidences)
@@ -293,6 +293,18 @@ def validated_lines(*confidences: Confidence) -> list[str]:
         *([f"Not in these runs, so intervals are wider: {wider}."] if wider else []),
         *(f"Stack {name}: {note}." for name, note in stacks.items() if note),
     ]
+
+
+def _own_passes(confidence: Confidence) -> str:
+    """Return a sentence on the passes that a profile's times are of, which no other runs say anything of; or nothing."""
+    profile = confidence.costs.profile
+    if profile is None or profile.in_place is None:
+        return ""
+    timed = profile.environment.get("variants", "").replace(",", ", ")
+    return (
+        f"Times of kernels are those of passes on {profile.name}{f' ({timed})' if timed else ''}; whole requests were not "
+        "compared: `ladder-sim calibrate check` does that."
+    )
 
 
 def _compared_line(confidence: Confidence) -> str:
@@ -364,7 +376,8 @@ def evidence_text(*confidences: Confidence, wirings: Collection[str] | None = No
     `wirings`: the variants that the answer is about; by default all.
     """
     never: dict[tuple[str, str], dict[tuple[str, str], None]] = {}
-    for each in confidences:
+    own = [text for each in confidences if (text := _own_passes(each))]
+    for each in (each for each in confidences if not _own_passes(each)):
         runs, errors, absent = _evidence(each, wirings)
         never.setdefault((runs, errors), {}).update(absent)
     served = any(each.scenario.workload.concurrency is not None for each in confidences)
@@ -373,7 +386,7 @@ def evidence_text(*confidences: Confidence, wirings: Collection[str] | None = No
     for runs, errors in sorted(never, key=lambda nearest: not nearest[1]):
         lacked = _lacking(never[runs, errors], served=served)
         parts[runs] = f"{parts[runs]} {lacked}".rstrip() if runs in parts else f"{lacked}Nearest: {runs}{errors}."
-    return " ".join(parts.values())
+    return " ".join([*dict.fromkeys(own), *parts.values()])
 
 
 def _lacking(never: Iterable[tuple[str, str]], *, served: bool) -> str:
