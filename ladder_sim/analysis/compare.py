@@ -120,7 +120,7 @@ def compare(
             hint="compare clusters with clusters, stacks with stacks",
         )
     wirings = [variants] if isinstance(variants, str) else variants
-    candidates = []
+    candidates: list[Candidate] = []
     for name, price in zip(names, of_each, strict=True):
         try:
             there = scenario_at({**point, kinds[name]: name})

@@ -480,14 +480,14 @@ def _predicted(scenario: Scenario, wirings: Sequence[str], **how: Any) -> tuple[
     except UsageError:
         first, *others = wirings
         predict(scenario, [first], **how)
-        refused, last = {}, None
+        refused = {}
         for name in others:
             try:
                 predict(scenario, [first, name], **how)
             except UsageError as error:
-                refused[name], last = error.message, error
-        if last and len(refused) == len(others):
-            raise last
+                refused[name] = error.message
+                if len(refused) == len(others):
+                    raise
         return predict(scenario, [name for name in wirings if name not in refused], **how), refused
 
 

@@ -296,14 +296,14 @@ def validated_lines(*confidences: Confidence) -> list[str]:
 
 
 def _own_passes(confidence: Confidence) -> str:
-    """Return a sentence on the passes that a profile's times are of, which no other runs say anything of; or nothing."""
+    """Return a sentence on the passes that a profile's times are of, of which no other runs tell; or nothing."""
     profile = confidence.costs.profile
     if profile is None or profile.in_place is None:
         return ""
     timed = profile.environment.get("variants", "").replace(",", ", ")
     return (
-        f"Times of kernels are those of passes on {profile.name}{f' ({timed})' if timed else ''}; whole requests were not "
-        "compared: `ladder-sim calibrate check` does that."
+        f"Times of kernels are those of passes on {profile.name}{f' ({timed})' if timed else ''}; whole requests were "
+        "not compared: `ladder-sim calibrate check` does that."
     )
 
 

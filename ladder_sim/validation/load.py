@@ -155,6 +155,8 @@ def _compare(
     service = Service.for_requests(scenario, requests, profile=profile)
     served = under_load(service, requests, "standard", concurrency=result.concurrency)
     predicted = served["standard"].figures
+    # as many requests were measured
+    cautions = [text for text in served.cautions if text != served.too_few]
     return LoadComparison(
         result=result,
         scenario=scenario,
@@ -162,7 +164,7 @@ def _compare(
             name: Quantity(measured=measured, predicted=predicted[name]) for name, measured in result.figures.items()
         },
         confidence=served.confidence,
-        cautions=(*_contradiction(result, scenario, given), *failures(result), *served.cautions, served.interval_note),
+        cautions=(*_contradiction(result, scenario, given), *failures(result), *cautions, served.interval_note),
     )
 
 
