@@ -37,8 +37,8 @@ from ladder_sim.units import format_seconds
 from ladder_sim.values import whole
 from ladder_sim.wirings.names import canonical_names
 
-# requests over those in flight at which a load is steady. Of `capacity`, with 0.4 times as many the limit of 70B on TP 8 came out 2.6 times as high
-# as with 15 times, with 2.6 times as many a fifth higher, with 7 times 5 % (means of three seeds)
+# requests over those in flight at which a load is steady. In `capacity` with 0.4 times as many the limit of 70B on TP 8
+# came out 2.6 times as high as with 15 times, with 2.6 times as many a fifth higher, with 7 times 5 % (three seeds)
 STEADY_ROUNDS = 5
 
 # how far times of requests may be off, in the logarithm, by steps that were fitted to a server's log: what predictions
