@@ -102,26 +102,15 @@ class Served:
             front_end_s=outside_s,
         )
 
-    def behind(self, others: float, steps: float, rounds: float) -> "Served":
-        """Return the requests of a queue that never empties, where more clients wait: each for as many answers more.
+    def behind(self, fewer: "Served", times: float) -> "Served":
+        """Return the requests where more clients wait in a queue that never empties: they only wait longer.
 
-        Parameters
-        ----------
-        others
-            Further clients.
-        steps
-            Mean number of steps that decode a request.
-        rounds
-            Requests of each client. All first ones come at once, and wait for half as many answers on average.
+        `times` as many more as these are more than `fewer`, whose queue never empties either.
         """
-        longer_s = others * steps * self.tpot_s / self.decoding
-        return replace(
-            self,
-            ttft_s=self.ttft_s + (1.0 - 0.5 / rounds) * longer_s,
-            ttft_p50_s=self.ttft_p50_s + longer_s,
-            in_engine=self.in_engine + others,
-            cycle_steps=self.cycle_steps * (1.0 + others / self.in_engine),
-        )
+        waits = ("ttft_s", "ttft_p50_s", "in_engine", "cycle_steps")
+        now, before = ([getattr(each, name) for name in waits] for each in (self, fewer))
+        longer = {name: one + times * (one - other) for name, one, other in zip(waits, now, before, strict=True)}
+        return replace(self, **longer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
