@@ -1,4 +1,5 @@
-"""Run, time, simulate, predict, check: the whole loop on two CPU cores, in three minutes. Needs ladder-sim[runtime].
+"""Run, time, simulate, predict, check: the whole loop on two CPU cores, in three minutes. Needs ladder-sim[runtime],
+and root, a limit `rtprio` or four cores: else messages wait for the scheduler, and ladder gains less than predicted.
 
 python -m examples.loop [FOLDER]   writes this-machine.json.gz there; by default here
 """

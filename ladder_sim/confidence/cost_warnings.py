@@ -62,6 +62,12 @@ def cost_warnings(
         warnings += _given(profile.given)
     if profile:
         warnings += _not_in_tables(scenario, profile)
+        if profile.messages_wait_for_cores:
+            text = (
+                "gloo's threads had no cores of their own: messages waited for the scheduler, and what overlaps them "
+                "gains less than predicted (ladder 1.07x for 1.27x); measure as root, or on two cores a rank"
+            )
+            warnings.append(Caution(text, DECISIVE))
     stack_fit = profile.fit_of(scenario.stack.name) if profile else None
     if profile and stack_fit and stack_fit.base != profile.tables_of:
         text = f"stack '{stack_fit.stack}' was fitted to runs on {stack_fit.base}; its figures are taken over unchanged"

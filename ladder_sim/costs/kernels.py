@@ -19,6 +19,7 @@ from ladder_sim.costs.collectives.network import ODD, Network
 from ladder_sim.costs.collectives.times import COLLECTIVE_ERROR
 from ladder_sim.costs.estimate import Estimate, Source
 from ladder_sim.costs.hardware import Hardware
+from ladder_sim.costs.in_place import SCHEDULED_ERROR
 from ladder_sim.costs.lookup import RatioTable
 from ladder_sim.costs.profile import HBM_EFFICIENCY, CalibrationProfile
 from ladder_sim.des.shared import Demand, Floats, Number, any_true, maximum, minimum, number, where
@@ -154,6 +155,8 @@ class KernelCosts:
             demand = Demand(held_sms=wait.core_share * self._machine.sms, waits=wait.slowed, link=1.0)
             source: Source = "measured" if in_range else "fitted"
             error = max(IN_PLACE_ERROR, COLLECTIVE_ERROR[source])
+            if self.profile and self.profile.messages_wait_for_cores:
+                error = SCHEDULED_ERROR
             return Estimate(seconds=seconds, error=error, source=source, demand=demand, wake_s=wait.wake_s)
         known_s = times.kernel_s(op)
         if known_s is not None:

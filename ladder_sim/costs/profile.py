@@ -349,6 +349,14 @@ class CalibrationProfile:
         """Return the fit to runs of a stack; None if this profile has none."""
         return self.stack_fit if self.stack_fit and self.stack_fit.stack == stack else None
 
+    @property
+    def messages_wait_for_cores(self) -> bool:
+        """Whether real passes sent their messages by ordinary threads that shared the cores of ranks that compute."""
+        facts = self.environment
+        ordinary = facts.get("gloo_priority") == "ordinary"
+        # a core for each rank, and one for its messages
+        return ordinary and int(facts.get("cpu_cores", 0)) < 2 * int(facts.get("tp", 1))
+
     def is_of(self, gpu: GpuSpec) -> bool:
         """Whether the device it was measured on is this GPU, as far as it names one."""
         device = self.environment.get("device")

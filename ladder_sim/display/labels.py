@@ -13,6 +13,7 @@ from ladder_sim.confidence.runs import Compared, own_figures
 from ladder_sim.costs.profile import NO_PROFILE, StackFit, run_sizes
 from ladder_sim.simulate.collectives import Collective
 from ladder_sim.specs.catalog import stack, stack_names
+from ladder_sim.specs.cluster import THIS_MACHINE
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.workload import USUAL, Workload
 from ladder_sim.units import decimals_of, format_count, format_quantity, short_name, step_for, unit_of
@@ -495,7 +496,10 @@ def placed_text(scenario: Scenario, *, where: str = "", varied: Collection[str] 
     if scenario.plan.gpus < whole:
         number = f"{scenario.plan.gpus} of {whole}"
     links = "" if scenario.p2p or "p2p" in varied else " without P2P"
-    gpus = f"{scenario.plan} on {number} {cluster.gpu.name}{links}"
+    if cluster.name == THIS_MACHINE:
+        # its ranks share it
+        number = ""
+    gpus = " ".join(filter(None, (f"{scenario.plan} on", number, f"{cluster.gpu.name}{links}")))
     if not _PLACES.isdisjoint(varied):
         gpus = "" if "cluster" in varied else f"{cluster.gpu.name}{links}"
     engine = f" ({scenario.chosen['stack']})" if "stack" in scenario.chosen else ""

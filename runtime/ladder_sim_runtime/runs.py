@@ -95,4 +95,9 @@ def facts(scenario: Any, machine: Mapping[str, Any], *, backend: str, dtype: str
         **{name: getattr(model, name) for name in ("layers", "hidden", "vocab")},
         **{name: getattr(workload, name) for name in ("batch", "prompt", "gen")},
     }
+    if backend == "gloo":
+        # imported here: it needs torch
+        from ladder_sim_runtime.comm.process_group import gloo_priority
+
+        run["gloo_priority"] = gloo_priority()
     return {name: str(value) for name, value in {**known, **run}.items()}

@@ -254,7 +254,13 @@ def test_whatever_fails_the_archive_holds_the_runs_and_the_causes(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    out = tmp_path / "evidence"
+    packed: list[list[str]] = []
+
     def failing(command: Sequence[str], *, capture: bool) -> tuple[int, str]:
+        # a machine that is taken away here
+        with tarfile.open(f"{out}.tar.gz") as archive:
+            packed.append(archive.getnames())
         return 1, ""
 
     def broken(name: str, result: Any) -> Iterator[Check]:
@@ -262,9 +268,10 @@ def test_whatever_fails_the_archive_holds_the_runs_and_the_causes(
 
     monkeypatch.setattr(steps.processes, "run", failing)
     monkeypatch.setattr(steps, "of_run", broken)
-    out = tmp_path / "evidence"
     assert main(["evidence", f"--out={out}", f"--model={config}", *QUICK]) == 1
     printed = capsys.readouterr()
+    assert packed
+    assert "evidence/gpt-fast-batch-1.json" in packed[0]
     assert printed.out.splitlines()[-1] == f"{out}.tar.gz"
     with tarfile.open(f"{out}.tar.gz") as archive:
         names = set(archive.getnames())

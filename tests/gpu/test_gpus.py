@@ -35,7 +35,7 @@ def test_ranks_compute_what_one_does_alone(kind: AllReduce) -> None:
     assert equal == tokens
 
 
-@pytest.mark.parametrize("fault", faults(GPUS, GPUS), ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", list(faults(GPUS, GPUS)), ids=lambda fault: fault.name)
 def test_a_fault_ends_with_its_message_and_code(fault: Fault) -> None:
     holds, says = cause(fault, "8b")
     assert holds, says

@@ -109,6 +109,8 @@ class Evidence:
         ):
             try:
                 failed.extend(stage)
+                # a borrowed machine may be taken away before the end
+                self.pack()
             except Exception as error:
                 # whatever it is, the other stages and the archive do not depend on it
                 failed.append(f"{name}: {getattr(error, 'message', f'{type(error).__name__}: {error}')}")

@@ -292,11 +292,10 @@ def _gloo_group(store: Store, rank: int, size: int, *, threads: int, timeout_s: 
             hint=f"there are {', '.join(here)}",
         )
     create, default = dist.ProcessGroupGloo.create_device, dist.ProcessGroupGloo.create_default_device
-    with _real_time_threads():
-        options._devices = [create(interface=interface) if interface else default() for interface in named]
     options._threads = threads
     options._timeout = timedelta(seconds=timeout_s)
     with _real_time_threads():
+        options._devices = [create(interface=interface) if interface else default() for interface in named]
         backend = dist.ProcessGroupGloo(PrefixStore("gloo", store), rank, size, options)
     group = dist.ProcessGroup(store, rank, size)
     # init_process_group takes no options for gloo
@@ -306,8 +305,8 @@ def _gloo_group(store: Store, rank: int, size: int, *, threads: int, timeout_s: 
 
 
 @contextmanager
-def _real_time_threads() -> Iterator[None]:
-    """Give threads that start meanwhile real-time priority, if this user may.
+def _real_time_threads() -> Iterator[bool]:
+    """Give threads that start meanwhile real-time priority, if this user may; yields whether they have it.
 
     As ordinary threads, gloo's wait until the scheduler's next tick takes a core from a rank that computes: up to 4 ms
     a turn (Linux, CONFIG_HZ=250), where a message of 6 KB takes 0.3 ms.
@@ -317,12 +316,18 @@ def _real_time_threads() -> Iterator[None]:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(os.sched_get_priority_min(os.SCHED_RR)))
     except (AttributeError, OSError):
         # macOS has no such call
-        yield
+        yield False
         return
     try:
-        yield
+        yield True
     finally:
         os.sched_setscheduler(0, *before)
+
+
+def gloo_priority() -> str:
+    """Return how the scheduler treats gloo's threads here: "real-time", or "ordinary", as those that compute."""
+    with _real_time_threads() as real_time:
+        return "real-time" if real_time else "ordinary"
 
 
 # what NCCL waits for longer than the heartbeat
