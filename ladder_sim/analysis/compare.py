@@ -1,13 +1,14 @@
 """One scenario on several clusters, or under several stacks."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
 from ladder_sim.answer import Answer
 from ladder_sim.display.document import Notes
-from ladder_sim.errors import LadderSimError, UnknownNameError, UsageError
+from ladder_sim.errors import InfeasibleError, LadderSimError, UnknownNameError, UsageError
 from ladder_sim.prediction import Predictions, predict
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario, formerly_a_dict, point_asked
@@ -46,6 +47,8 @@ class Comparison(Answer, Sequence[Candidate]):
 
     candidates: tuple[Candidate, ...]
     """In the order asked for."""
+    left_out: tuple[str, ...] = ()
+    """Names on which the scenario cannot run, each with the reason."""
 
     def __getitem__(self, index: Any) -> Any:
         return self.candidates[index]
@@ -90,7 +93,8 @@ def compare(
     Returns
     -------
     Comparison
-        A sequence of `Candidate`, one for each name, in their order, with its `Predictions`.
+        A sequence of `Candidate`, one for each name on which the scenario can run, in their order, with its
+        `Predictions`; `left_out` has the others.
 
     Raises
     ------
@@ -98,6 +102,8 @@ def compare(
         There are fewer than two names, two mean the same, or prices do not match them.
     UnknownNameError
         A name is neither a cluster nor a stack.
+    InfeasibleError
+        The scenario can run on none of them.
 
     Examples
     --------
@@ -121,18 +127,22 @@ def compare(
         )
     wirings = [variants] if isinstance(variants, str) else variants
     candidates: list[Candidate] = []
+    left_out: list[str] = []
     for name, price in zip(names, of_each, strict=True):
         try:
             there = scenario_at({**point, kinds[name]: name})
             predictions = predict(there, wirings, profile=profile, ignore_memory=ignore_memory)
         except LadderSimError as error:
             error.message = f"{name}: {error.message}"
-            raise
+            if not isinstance(error, InfeasibleError) or len(left_out) == len(names) - 1:
+                raise
+            left_out.append(error.message)
+            continue
         alike = [each.name for each in candidates if each.scenario == there]
         if alike:
             raise UsageError(f"{alike[0]} and {name} are one {kinds[name]}", hint="name each once")
         candidates.append(Candidate(name=name, scenario=there, predictions=predictions, usd_per_gpu_hour=price))
-    return Comparison(tuple(candidates))
+    return Comparison(tuple(candidates), tuple(left_out))
 
 
 def _cautions(candidates: Sequence[Candidate]) -> Iterator[str]:
@@ -168,8 +178,8 @@ def kind_of(name: str) -> str:
     """Whether a name or file is a ``"cluster"`` or a ``"stack"``."""
     if name.endswith(".toml"):
         return "stack" if isinstance(catalog.cluster_or_stack(name), StackSpec) else "cluster"
-    for kind, known in (("cluster", catalog.cluster_names()), ("stack", catalog.stack_names())):
-        # stacks have versions, as in "vllm@0.19"
-        if (name.partition("@")[0] if kind == "stack" else name).strip().lower() in known:
+    for kind, read in (("cluster", catalog.cluster), ("stack", catalog.stack)):
+        with suppress(UnknownNameError):
+            read(name)
             return kind
     raise UnknownNameError("cluster or stack", name, (*catalog.cluster_names(), *catalog.stack_names()))

@@ -27,6 +27,7 @@ HOLDERS: Mapping[str, Holder] = {
     **{name: algorithm.holder for name, algorithm in ALL_REDUCE.items()},
     **{name: algorithm.holder for (_, name), algorithm in DISPATCHES.items()},
     "nccl-host": "ring",
+    "ring": "ring",
     "tree": "tree",
     "tree-ll128": "tree",
     "nvls-tree": "nvls",

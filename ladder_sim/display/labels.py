@@ -87,7 +87,7 @@ _TITLES = {
 # what the words of a breakdown mean
 LEGEND = {
     "hidden": "share of the communication during which kernels run; the rest is exposed",
-    "critical path": "what decides the time; a hidden all-reduce does where it outlasts the kernels next to it",
+    "critical path": "time that each resource was the bottleneck; of messages, what computation did not cover",
 }
 # settings that make a part of a scenario another one than the runs', by how their names begin
 _SETTINGS_OF = {
@@ -324,7 +324,7 @@ def errors_label(compared: Compared) -> str:
     """Return the errors of predicted servings of unseen models: TPOT's mean and TTFT's median, in words."""
     runs = compared.runs
     assert isinstance(runs, ServingCheck)
-    return f"TPOT off by {runs.tpot_error:.1%}, TTFT by {runs.ttft_error:.0%} (model left out)"
+    return f"TPOT off by {100 * runs.tpot_error:.1f} %, TTFT by {100 * runs.ttft_error:.0f} % (model left out)"
 
 
 def _absent(confidence: Confidence) -> dict[str, list[str]]:

@@ -103,15 +103,17 @@ def banner(error: LadderSimError) -> Markup:
         tag("button", text, type="button", data_change=change, class_="btn line")
         for text, change in ways_out(error.hint)
     ]
-    said = tag("strong", page_words(error.message)), ". " if ways else ": ", page_words(error.hint)
+    hint = page_words(error.hint)
+    said = tag("strong", page_words(error.message)), f". {hint[:1].upper()}{hint[1:]}."
     return tag("div", tag("p", said), tag("div", ways, class_="ways") if ways else None, class_="banner")
 
 
 def fine(answer: Answer) -> Markup:
     """Return the plan, the lengths and the memory in a line."""
     workload, memory = answer.scenario.workload, answer.predictions["standard"].memory
+    plan, gpus = answer.scenario.plan, answer.scenario.nodes * answer.scenario.cluster.gpus_per_node
     shown = [
-        str(answer.scenario.plan),
+        f"{plan} on {plan.gpus} of {gpus}" if plan.gpus < gpus else str(plan),
         workload.dtype,
         f"{workload.prompt} prompt + {workload.gen} new tokens",
         f"{format_bytes(memory.total_bytes)} of {format_bytes(memory.capacity_bytes)} per GPU",

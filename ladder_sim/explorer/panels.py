@@ -73,7 +73,4 @@ def tail(*texts: object) -> Markup:
 
 def figures_of(**drawn: "go.Figure") -> dict[str, Any]:
     """Return figures as a page shows them, by the id of their place."""
-    """Return small text that ends a view."""
-    """Return the place of a figure under its title; `kind` is a class of the style sheet."""
-    """Return a link to a file with a view's numbers."""
     return {f"fig-{name}": on_page(each.to_plotly_json()) for name, each in drawn.items()}

@@ -40,7 +40,7 @@ _SHOWN = 6
 def before(queries: Queries, query: str) -> Panel:
     """Return what a reader should know before retraining: its price, its quality, and a faster plan of standard."""
     answer = queries.answer(query)
-    lines: list[str] = []
+    lines = ["Speed is predicted, never quality."]
     quality = None
     best, compared = answer.best, answer.compared
     if compared and compared.cost:
@@ -52,7 +52,7 @@ def before(queries: Queries, query: str) -> Panel:
         lines.append(f"Standard on {there.scenario.plan} {faster}; over it {best.variant} gives {gain}.")
     if best and (published := quality_of(best.variant)):
         quality = tag("details", tag("summary", "Published quality"), tag("p", f"{published.summary}."), class_="fold")
-    return Panel(html=join([tag("p", page_words(" ".join(lines))) if lines else None, quality]))
+    return Panel(html=join([tag("p", page_words(" ".join(lines))), quality]))
 
 
 def options(queries: Queries, query: str) -> Panel:

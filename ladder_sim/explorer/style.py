@@ -9,6 +9,8 @@ from ladder_sim.report.figures.style import GRID_COLOUR, TEXT_COLOUR, VARIANT_CO
 # the page's own background shows through
 PAPER = "rgba(0,0,0,0)"
 _MARGIN = {"l": 12, "r": 16, "t": 34, "b": 44}
+# as the style sheet has it
+FONT = "Inter, system-ui, -apple-system, 'Segoe UI', Roboto, Helvetica, Arial, sans-serif"
 # of panels that share a figure
 _AXIS = re.compile(r"[xy]axis\d*")
 # colour of a light figure -> the same on a dark page; the page's script exchanges them
@@ -33,7 +35,7 @@ def on_page(figure: Mapping[str, Any], *, dark: bool = False) -> dict[str, Any]:
         # the title of a picture that the reader saves
         "meta": {"title": layout.pop("title", {}).get("text", "")},
         "margin": _MARGIN,
-        "font": {"size": 13},
+        "font": {"size": 13, "family": FONT},
         "paper_bgcolor": PAPER,
         "plot_bgcolor": PAPER,
         "legend": {**layout.get("legend", {}), "font": {"size": 12}, "itemwidth": 30},

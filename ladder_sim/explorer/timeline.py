@@ -159,7 +159,7 @@ def breakdown(queries: Queries, query: str) -> Panel:
     """Return what the critical path of a request waits for, of every variant."""
     answer = queries.answer(query)
     drawn = breakdown_figure(answer.scenario, answer.predictions, compact=True)
-    said = "What decides the time: a hidden all-reduce does where it outlasts the kernels next to it."
+    said = "Time that each resource was the bottleneck; of messages, what computation did not cover."
     return Panel(
         html=join([tail(said), chart("breakdown", "Critical path of a request")]), figures=figures_of(breakdown=drawn)
     )

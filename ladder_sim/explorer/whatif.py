@@ -132,8 +132,10 @@ def two_figures(queries: Queries, query: str) -> Panel:
         ]
         selects.append(tag("label", title, tag("select", options, id=key, data_changes=True), class_="inline"))
     title = f"Speedup of {state.variant} over {state.over}"
+    links = tag("div", selects, file_link("map.csv", "CSV"), class_="get")
+    blank = None if table.feasible.all() else tail("Blank: the scenario cannot run there.")
     return Panel(
-        html=join([tag("div", selects, file_link("map.csv", "CSV"), class_="get"), chart("map", title, kind="tall")]),
+        html=join([links, chart("map", title, kind="tall"), blank]),
         figures=figures_of(map=drawn),
         document=table.report.values(),
     )
@@ -148,7 +150,7 @@ def tornado(queries: Queries, query: str) -> Panel:
     links = tag("div", file_link("tornado.csv", "CSV"), class_="get")
     return Panel(
         html=join(
-            [links, chart("tornado", f"Request time of {variant} with 10 % more or less of a figure", kind="tall")]
+            [links, chart("tornado", f"Request time of {variant} with 10 % more or less of a figure", kind="taller")]
         ),
         figures=figures_of(tornado=drawn),
         document=result.report.values(),

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.console import RenderableType
 
-from ladder_sim.analysis.compare import Candidate, Comparison
+from ladder_sim.analysis.compare import Candidate, Comparison, kind_of
 from ladder_sim.display.document import Document, scenario_fields
 from ladder_sim.display.labels import asked_text, evidence_text, wiring_label, workload_label
 from ladder_sim.report.columns import Column, counted_text, number_text, percent, table_of, times_text
@@ -30,7 +30,7 @@ class ComparisonReport(Report[Comparison]):
     @property
     def kind(self) -> str:
         """What the candidates are."""
-        return "cluster" if len({each.scenario.cluster.name for each in self.answer}) > 1 else "engine"
+        return "cluster" if kind_of(self.answer[0].name) == "cluster" else "engine"
 
     @property
     def base(self) -> str:
@@ -104,6 +104,8 @@ class ComparisonReport(Report[Comparison]):
             return f"Tokens per second of standard: {rates}."
         least, most = (end(self.answer, key=lambda each: each.predictions[name].request_speedup) for end in (min, max))
         low, high = (each.predictions[name].speedup for each in (least, most))
+        if len(self.answer) == 1:
+            return f"{wiring_label(name, sentence=True)}'s speedup: {times_text(low)} on {least.name}."
         tie = ", overlapping" if low.high >= high.low else ""
         said = f"{times_text(low)} on {least.name} to {times_text(high)} on {most.name}"
         return f"{wiring_label(name, sentence=True)}'s speedup: {said}{tie}."
@@ -116,6 +118,8 @@ class ComparisonReport(Report[Comparison]):
         others = f", on {least} {few}" if few != many else ""
         where = f"on {most}" if others else "on each"
         yield Remark("why", f"{waits} {where}{others}.")
+        if self.answer.left_out:
+            yield Remark("left out", f"{'; '.join(self.answer.left_out)}.")
         confidences = [each.predictions.confidence for each in self.answer]
         wirings = [self.base, self.leading] if self.leading else [self.base]
         yield Remark("evidence", evidence_text(*confidences, wirings=wirings))
@@ -162,6 +166,7 @@ class ComparisonReport(Report[Comparison]):
         head = {
             "batching": self.answer[0].scenario.workload.batching,
             "compared": [each.name for each in self.answer],
+            **({"left_out": list(self.answer.left_out)} if self.answer.left_out else {}),
         }
         return Document.of_rows(head, rows)
 

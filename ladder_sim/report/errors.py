@@ -197,13 +197,20 @@ def loads_figure(comparisons: LoadValidation) -> "go.Figure":
 
 
 def nearest_figure(runs: Sequence[Likeness], shown: int) -> "go.Figure":
-    """Draw measured runs, predicted over measured: the first `shown` with 90 % intervals, the others pale."""
+    """Draw measured runs, predicted over measured: the first `shown` with 90 % intervals, hollow if a fit saw them."""
     timed = runs[0].run.figure == "tpot"
     unit, what = (1e-3, "TPOT (ms)") if timed else (1.0, "speedup of ladder")
     points = [(scenario_label(each.run.scenario), each.run.quantity) for each in runs]
+    nearest = {
+        seen: [point for point, each in zip(points[:shown], runs, strict=False) if each.run.seen == seen]
+        for seen in (False, True)
+    }
+    colour = NOW_MARKER["color"]
+    look = {"color": colour, "line": {"color": colour, "width": 1.5}}
     groups = (
         Group("other runs", points[shown:], {"color": _PALE_COLOUR, "size": 6}),
-        Group("the nearest", points[:shown], {**NOW_MARKER, "symbol": "circle", "size": 9}, bars=True),
+        Group("the nearest", nearest[False], look, bars=True),
+        Group("the nearest, seen by a fit", nearest[True], {**look, "symbol": "circle-open"}, bars=True),
     )
     return parity_figure(f"{what.partition(' (')[0]}, predicted and measured", "", what, groups, unit)
 

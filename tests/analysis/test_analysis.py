@@ -256,6 +256,17 @@ def test_stacks_are_not_ranked() -> None:
     assert not any("ranked" in text for text in clusters)
 
 
-def test_compare_fails_where_one_cannot_run() -> None:
+def test_compare_leaves_out_where_the_scenario_cannot_run() -> None:
+    """Regression: 0.1 GB that one cluster lacks left all others without an answer."""
+    shown = compare(None, ["l40s", "h100-sxm"], ["standard", "ladder"], model="70b", stack="vllm", tp=2)
+    assert [each.name for each in shown] == ["h100-sxm"]
+    (reason,) = shown.left_out
+    assert reason.startswith("l40s: llama-3.1-70b needs")
+    assert shown.summary.endswith(" on h100-sxm.")
+    assert "left out" in str(shown)
+    assert shown.to_dict()["left_out"] == [reason]
+
+
+def test_compare_fails_where_none_can_run() -> None:
     with pytest.raises(PartitionError):
         compare(None, ["gb200-nvl72", "h100-sxm"], model="8b", tp=12, nodes=2)

@@ -291,20 +291,21 @@ def test_a_collective_waits_as_long_as_its_steps_take(nodes: int, phase: Phase) 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_without_peer_to_peer_access_a_collective_is_round_trips(nodes: int, phase: Phase) -> None:
-    """Through host memory, whatever its size: each passes through the device memory once.
+def test_without_peer_to_peer_access_a_collective_waits(nodes: int, phase: Phase) -> None:
+    """Whatever its size, through host memory: each round trip passes through the device memory once.
 
-    What a tree does outside of an island's GPUs does not.
+    What trees and rings do outside of an island's GPUs does not. All of NVLS is steps through device memory.
     """
     ops = priced(Scenario(model="405b", nodes=nodes, tp=8 * nodes, p2p=False), phase)
     collectives = [use for op, use in ops.values() if op.stream == "comm"]
     whole = DEFAULTS.memory_step_s / HOST_ROUND_TRIP_S
     for use in collectives:
-        if use.algorithm == "tree":
-            assert 0.0 < use.demand.waits < whole
+        if use.algorithm == "nvls-tree":
+            assert use.demand.waits == pytest.approx(1.0)
         else:
-            assert use.demand.waits == pytest.approx(whole)
-    assert {use.algorithm == "tree" for use in collectives} == {phase == "decode"}
+            assert 0.0 < use.demand.waits < whole
+    small = {1: "ring", 2: "tree"}[nodes]
+    assert {use.algorithm for use in collectives} == {small if phase == "decode" else "nvls-tree"}
 
 
 def test_a_profiles_overlap_section_changes_what_overlaps_only() -> None:

@@ -14,12 +14,12 @@ from ladder_sim.closed_loop.engine import FrontEnd, Steps, simulate
 from ladder_sim.closed_loop.schedule import Scheduling
 from ladder_sim.confidence.errors import UNCHECKED
 from ladder_sim.costs import contention
-from ladder_sim.costs.collectives.across_nodes import across_nodes_s, host_ring_s
+from ladder_sim.costs.collectives.across_nodes import AcrossNodes, across_nodes_s, host_ring_s
 from ladder_sim.costs.collectives.algorithms import ALL_REDUCE
 from ladder_sim.costs.collectives.times import COLLECTIVE_ERROR
 from ladder_sim.costs.contention import OverlapParameters, kernel_demand
 from ladder_sim.costs.estimate import Source
-from ladder_sim.costs.hardware import skew_growth
+from ladder_sim.costs.hardware import Hardware, skew_growth
 from ladder_sim.costs.kernels import CALIBRATED_KERNEL_ERROR, KERNEL_ERROR, KernelCosts
 from ladder_sim.des.shared import Demand, Device
 from ladder_sim.graph.ops import Op
@@ -93,6 +93,33 @@ def test_across_nodes() -> None:
                     np.array([b]), np.array([node_s]), np.array([low_latency_s]), **layout, known_nccl=True
                 )
                 assert float(times_s["tree"][0]) == pytest.approx(known_s)
+
+
+def test_islands_without_peer_to_peer_access() -> None:
+    for nodes in (1, 2):
+        scenario = Scenario(model="405b", stack="gpt-fast", nodes=nodes, tp=8 * nodes, p2p=False)
+        hardware, islands, ranks = Hardware.of(scenario), 2 * nodes, 4
+        network, cluster, n, levels = AcrossNodes(scenario, hardware, "tensor", {}), scenario.cluster, 8 * nodes, nodes
+        port, host, floor = (
+            0.95 * cluster.inter.bandwidth_Bps,
+            cluster.host.bandwidth_Bps,
+            cluster.host.allreduce_floor_s,
+        )
+        for b in (4096.0, 65536.0, 2.0**23):
+            rates = [min(1, 0.125 * each / 2) * host for each in (ranks, n)]
+            outside_s = levels * growth(4, 0.67) * cluster.inter.allreduce_floor_s - 3.6e-6
+            share = np.interp(math.log2(b), (15, 16, 17, 18), (0.7, 0.6, 0.5, 0.4))
+            rail_s = 2 * (islands - 1) / islands * b / ranks / port
+            wire_s, tree_rail_s = 1.5 * b / (0.82 * 450e9), 2 * min(1, islands / 4) * b / ranks / port
+            expected_s = {
+                "tree": floor * 3 / 7 + outside_s + max(b / 19.5e9 / share, b / (0.3125 * rates[0])) + 2 * rail_s,
+                "ring": (2 * (n - 1) - 2 * islands) / 14 * floor
+                + 2.7 * islands / (5 * levels) * outside_s
+                + 2 * (n - 1) / n * b * (1 / rates[1] + 2 / (ranks * port)),
+                "nvls-tree": 2 * floor * 3 / 7 + outside_s + 18e-6 * levels + wire_s + tree_rail_s,
+            }
+            ways = network._without_p2p("all_reduce", np.array([b]), known_nccl=True)
+            assert {name: float(seconds[0]) for name, seconds in ways.items()} == pytest.approx(expected_s)
 
 
 def test_small_kernels_and_a_dispatch_across_nodes() -> None:

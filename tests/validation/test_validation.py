@@ -18,7 +18,16 @@ from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.report.errors import error_figure
 from ladder_sim.system.files import read_bytes
 from ladder_sim.validation import dataset
-from ladder_sim.validation.compare import ALL_TPS, Comparison, Quantity, gate, summarize, validate
+from ladder_sim.validation.compare import (
+    ALL_TPS,
+    Comparison,
+    Quantity,
+    error_stats,
+    gate,
+    summarize,
+    unseen,
+    validate,
+)
 from ladder_sim.validation.dataset import PROTOCOLS, Configuration, Measurement, read_dataset
 from tests.conftest import DATA
 from tests.support.commands import Ran, run
@@ -366,6 +375,23 @@ def test_intervals_hold_test_rows(default: Ran, level: str) -> None:
     inside, widths = np.array(judged, float).T
     assert inside.mean() >= 0.85
     assert widths.mean() / 2 <= 0.08
+
+
+@pytest.mark.parametrize(("tp", "mean", "largest"), [(8, 0.04, 0.09), (16, 0.03, 0.08)])
+def test_decode_steps_over_islands(tp: int, mean: float, largest: float) -> None:
+    """Of standard, without peer-to-peer access, in no fit: all-reduces cross two islands, or four."""
+    rows = unseen(validate("ladder-h100", "protocol-b")["protocol-b"])
+    steps = [
+        row.tpot_s
+        for row in rows
+        if row.measurement.variant == "standard"
+        and (row.measurement.configuration.tp, row.measurement.configuration.p2p) == (tp, False)
+    ]
+    errors = error_stats(steps)
+    assert errors is not None
+    assert errors.mean_error < mean
+    assert errors.max_error < largest
+    assert errors.inside >= 0.75
 
 
 def test_max_error_decides_the_exit_code() -> None:

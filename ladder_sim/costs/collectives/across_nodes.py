@@ -12,6 +12,7 @@ NVIDIA NCCL 2.21.5, src/graph/tuning.cc. Figures: public nccl-tests logs.
 import dataclasses
 import math
 from collections.abc import Mapping
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -24,9 +25,10 @@ from ladder_sim.costs.collectives.algorithms import (
     bridged,
     extended,
     floor_growth,
+    ring,
 )
 from ladder_sim.costs.collectives.fabrics import FabricCurve, fabric_curve
-from ladder_sim.costs.collectives.times import COLLECTIVE_ERROR, CollectiveTimes, fastest_way
+from ladder_sim.costs.collectives.times import COLLECTIVE_ERROR, CollectiveTimes, fastest_way, of_each, unmeasured
 from ladder_sim.costs.hardware import Hardware, Link
 from ladder_sim.des.shared import Floats, Number, maximum, minimum
 from ladder_sim.graph.ops import CollectiveKind
@@ -81,14 +83,24 @@ class AcrossNodes:
             nvlink=self._cluster.intra.full_nvlink,
             known_nccl=known_nccl,
         )
+        firsts = None
         if not self._p2p:
             direct_s = fastest_way(ways).seconds
-            ways = self._without_p2p(kind, message, node_wire_s, direct_s, known_nccl=known_nccl)
+            if kind == "all_reduce":
+                firsts = first_bytes(self._nodes, self._ranks, nvls_in_nodes(self._ranks, self._cluster.intra.switch))
+                ways = self._by_range(message, firsts, known_nccl=known_nccl)
+            else:
+                ways = self._without_p2p(kind, message, known_nccl=known_nccl)
+            ways = {name: np.maximum(direct_s, seconds) for name, seconds in ways.items()}
         if self._fabric is not None and kind == "all_reduce":
             log_sizes, log_ratios = self._fabric_log_ratios(known_nccl=known_nccl)
             ratio = np.exp(np.interp(np.log(message), log_sizes, log_ratios))
             ways = {name: seconds * ratio for name, seconds in ways.items()}
-        return fastest_way({name: np.maximum(ways[name], self._ports_s(kind, name, message)) for name in ways})
+        ways = {name: np.maximum(ways[name], self._ports_s(kind, name, message)) for name in ways}
+        if firsts is None:
+            return fastest_way(ways)
+        choice = np.searchsorted(list(firsts.values())[1:], message, side="right")
+        return of_each([unmeasured(seconds, name) for name, seconds in ways.items()], choice)
 
     def _times(self, kind: CollectiveKind, message: Floats, *, known_nccl: bool) -> CollectiveTimes:
         times = self._fastest(kind, message, known_nccl=known_nccl)
@@ -174,37 +186,80 @@ class AcrossNodes:
         )
         return fastest_way(ways)
 
-    def _without_p2p(
-        self, kind: CollectiveKind, message: Floats, node_wire_s: Floats, direct_s: Floats, *, known_nccl: bool
-    ) -> dict[str, Floats]:
+    def _by_range(self, message: Floats, firsts: Mapping[str, float], *, known_nccl: bool) -> dict[str, Floats]:
+        """Return the seconds of all-reduces without peer-to-peer access, given the first bytes of each algorithm.
+
+        Only those of the algorithm that a message is large enough for are its time. NCCL chooses by estimates, so that
+        a time could fall where another algorithm begins: none is shorter than the last of the algorithm before.
+        """
+        ways: dict[str, Floats] = {}
+        least_s = np.zeros_like(message)
+        for name, last in zip(firsts, [*list(firsts.values())[1:], math.inf], strict=True):
+            seconds = self._without_p2p("all_reduce", np.minimum(message, last), known_nccl=known_nccl)[name]
+            ways[name] = least_s = np.maximum(least_s, seconds)
+        return ways
+
+    def _without_p2p(self, kind: CollectiveKind, message: Floats, *, known_nccl: bool) -> dict[str, Floats]:
         """Return the seconds of each algorithm that works without peer-to-peer access.
 
-        LL128 needs peer-to-peer access; trees go through host memory in each node.
-        NVLS stays, between two barriers through host memory as inside one node.
+        LL128 needs peer-to-peer access; trees and rings go through host memory in each node. NVLS stays, between two
+        barriers through host memory as inside one node.
         """
         host_s, at_floor_s = self._host_stages_s(kind, message), self._host_stages_s(kind, np.zeros_like(message))
         # in place of the chain of GPUs in each node
         longer_s = np.maximum(0.0, at_floor_s - self._chain_s)
-        none_s = np.zeros_like(message)
-        through_host = self._ways(kind, message, host_s - at_floor_s, none_s, nvlink=False, known_nccl=known_nccl)
-        ways = {"tree": longer_s + through_host["tree"]}
+        none_s, hardware = np.zeros_like(message), self._hardware
+        down_s = message / (TREE_DOWN_SHARE * self._host_low_latency_rate(self._ranks))
+        ways = {
+            "tree": longer_s + self._ways(kind, message, down_s, none_s, nvlink=False, known_nccl=known_nccl)["tree"]
+        }
+        port_Bps = INTER_EFFICIENCY * hardware.inter.bandwidth_Bps
+        if kind == "all_reduce":
+            ranks = self._nodes * self._ranks
+            sent = ring(ranks) * message
+            ways["ring"] = (
+                ring_hops(self._nodes, self._ranks)[0] * hardware.host.allreduce_floor_s / (2 * (FULL_NODE - 1))
+                + self.outside_s("ring")
+                + sent / self._host_low_latency_rate(ranks)
+                + LL_BYTES * sent / (self._ranks * port_Bps)
+            )
         if nvls_in_nodes(self._ranks, self._cluster.intra.switch):
-            through_switch = self._ways(kind, message, node_wire_s, none_s, nvlink=False)
-            ways["nvls-tree"] = 2.0 * at_floor_s - NVLS_NODE_S + through_switch["nvls-tree"]
+            # by trees of all nodes but three, of which one has two children, a port sends and receives more than others
+            share = min(1.0, self._nodes / 4) if kind == "all_reduce" else (self._nodes - 1) / self._nodes
+            rail_s = self._rail_traffic(kind) * share * message / (self._ranks * port_Bps)
+            node_wire_s = self._node_wire_s(_stages(kind), message, self._intra, self._ranks)
+            ways["nvls-tree"] = 2.0 * at_floor_s + self.outside_s("nvls-tree") + _piped_s(message, node_wire_s, rail_s)
         else:
+            wire_s = host_s - at_floor_s
+            through_host = self._ways(kind, message, wire_s, none_s, nvlink=False, known_nccl=known_nccl)
             ways["nccl-host"] = longer_s + through_host["nccl"]
-        return {name: np.maximum(direct_s, seconds) for name, seconds in ways.items()}
+        return ways
 
     @property
     def _chain_s(self) -> float:
         """Seconds of the chains of GPUs inside the nodes that the fabric's floor holds."""
         return TREE_LL.seconds(self._nodes, self._ranks) - TREE_LL.seconds(self._nodes, 1)
 
-    @property
-    def network_s(self) -> Number:
-        """Seconds of a small all-reduce by a tree outside of the nodes."""
-        floor_s = _floor_s(self._nodes, self._ranks, self._hardware.inter.allreduce_floor_s)
-        return maximum(0.0, floor_s - self._chain_s)
+    def _host_low_latency_rate(self, ranks: int) -> Number:
+        """Return the rate of NCCL's low-latency protocol through host memory, of a ring of so many ranks."""
+        hardware = self._hardware
+        return hardware.host.bandwidth_Bps * minimum(1.0, hardware.host_low_latency_share * ranks / 2.0)
+
+    def outside_s(self, name: str) -> Number:
+        """Return the seconds of a small all-reduce outside of the nodes, by an algorithm without peer-to-peer access.
+
+        The fabric's floor holds those of a tree by LL, of which NCCL's own latencies make those of others.
+        """
+        floor_s = self._hardware.inter.allreduce_floor_s
+        tree_s = maximum(0.0, _floor_s(self._nodes, self._ranks, floor_s) - self._chain_s)
+        hops = 2.0 * math.log2(self._nodes)
+        if name == "ring":
+            across = ring_hops(self._nodes, self._ranks)[1]
+            return tree_s * (across * RING_LL_NETWORK_US) / (hops * TREE_LL.network_hop_us)
+        if name == "nvls-tree":
+            longer_us = hops * (NVLS_TREE.network_hop_us - TREE_LL.network_hop_us)
+            return tree_s + _near(floor_s) * longer_us * 1e-6
+        return tree_s
 
     def _ports_s(self, kind: CollectiveKind, name: str, message: Floats) -> Floats:
         """Return the seconds that an algorithm keeps a GPU's ports busy at least: in the node, and in the network."""
@@ -315,6 +370,18 @@ PIPELINE_CHUNK_BYTES = 32.0 * 2**20
 INTER_EFFICIENCY = 0.95
 
 
+# where GPUs of a node have no peer-to-peer access NCCL estimates with the latencies of PCIe
+HOST_TREE_LL = TreeLatency(6.8, 1.0, 5.0)
+# a ring's step across the network by LL, microseconds (NCCL, tuning.cc, hwLat; 5.0 of a tree)
+RING_LL_NETWORK_US = 2.7
+# rate that NCCL's search gives a ring through host memory, and with its own factors trees by LL: PCIe 5 counts 48 GB/s,
+# through an Intel CPU 40, which two GPUs below one switch share. At TP 4 it makes NCCL leave LL for NVLS at 83 to 165
+# KB, as the authors' runs do between 64 and 128 KB if it is 16 to 31 GB/s
+HOST_RING_Bps = 20e9
+HOST_TREE_LL_Bps = HOST_RING_Bps * 0.92 / 3.8 * 0.85 / 2.0
+# of a channel's 512 threads 160 send down a tree (NCCL, src/device/all_reduce.h, runTreeSplit): by LL each waits for 8
+# bytes at a time, so that this is the share of a ring's rate
+TREE_DOWN_SHARE = 160.0 / 512.0
 TREE_LL128 = TreeLatency(14.0, 1.25, 8.5)
 TREE_SIMPLE, NVLS_TREE = TreeLatency(0.0, 4.0, 14.0), TreeLatency(NVLS_NODE_S * 1e6, 0.0, 14.0)
 
@@ -388,8 +455,7 @@ def across_nodes_s(
     floor_s = _floor_s(nodes, ranks_per_node, allreduce_floor_s)
     lowest_s = TREE_LL.seconds(nodes, ranks_per_node)
     name, latency = ("nvls-tree", NVLS_TREE) if nvls_in_nodes(ranks_per_node, switch) else ("nccl", TREE_SIMPLE)
-    # links nearer than any that NCCL states its steps for shorten those of every protocol
-    near = minimum(1.0, allreduce_floor_s / TREE_LL.seconds(2, FULL_NODE))
+    near = _near(allreduce_floor_s)
     large_s = floor_s + near * max(0.0, latency.seconds(nodes, ranks_per_node) - lowest_s)
     rail_s = rail_bytes(message, nodes, ranks_per_node, traffic) / (INTER_EFFICIENCY * bandwidth_Bps)
     wire_s = node_low_latency_s + LL_BYTES * rail_s
@@ -405,6 +471,46 @@ def across_nodes_s(
     return ways
 
 
+def _near(allreduce_floor_s: Number) -> Number:
+    """Return how much links nearer than any that NCCL states its steps for shorten those of every protocol."""
+    return minimum(1.0, allreduce_floor_s / TREE_LL.seconds(2, FULL_NODE))
+
+
+def ring_hops(nodes: int, ranks_per_node: int) -> tuple[int, int]:
+    """Return the steps of a ring all-reduce one after another inside nodes, and across (NCCL 2.21.5, tuning.cc)."""
+    across = 2 * nodes
+    return 2 * (nodes * ranks_per_node - 1) - across, across
+
+
+@cache
+def first_bytes(nodes: int, ranks_per_node: int, nvls: bool) -> dict[str, float]:
+    """Return the bytes from which on NCCL takes each algorithm for an all-reduce without peer-to-peer access.
+
+    By NCCL's own estimates (2.21.5, src/graph/tuning.cc) with the latencies of PCIe, whatever links there are: a link's
+    rate alone moves no message to another algorithm, so that a faster one is never slower.
+
+    Examples
+    --------
+    >>> {name: round(first / 1024) for name, first in first_bytes(2, 4, True).items()}
+    {'tree': 0, 'ring': 9, 'nvls-tree': 146}
+    """
+    sizes = 2.0 ** np.arange(6.0, 30.0, 1.0 / 16.0)
+    inside, across = ring_hops(nodes, ranks_per_node)
+    ring_Bps = HOST_RING_Bps / ring(nodes * ranks_per_node)
+    seconds = {
+        "tree": HOST_TREE_LL.seconds(nodes, ranks_per_node) + sizes / (HOST_TREE_LL_Bps * tree_shares(sizes)),
+        "ring": 1e-6 * (6.6 + inside + across * RING_LL_NETWORK_US) + sizes / (0.5 * ring_Bps),
+    }
+    if nvls:
+        # its rate is that of all ports together
+        seconds["nvls-tree"] = np.full_like(sizes, NVLS_TREE.seconds(nodes, 1))
+    else:
+        seconds["nccl-host"] = 1.4e-6 * (8.4 + 5.7 * inside + 14.0 * across) + sizes / ring_Bps
+    fastest_of = np.array(list(seconds.values())).argmin(axis=0)
+    firsts = {name: float(sizes[fastest_of == at].min()) for at, name in enumerate(seconds) if at in fastest_of}
+    return {name: 0.0 if at == 0 else first for at, (name, first) in enumerate(firsts.items())}
+
+
 def _floor_s(nodes: int, ranks_per_node: int, allreduce_floor_s: Number) -> Number:
     """Return the seconds of a small all-reduce by a tree, given that of two full nodes."""
     return math.log2(nodes) * floor_growth(ranks_per_node, LATENCY_EXPONENT) * allreduce_floor_s
@@ -412,8 +518,13 @@ def _floor_s(nodes: int, ranks_per_node: int, allreduce_floor_s: Number) -> Numb
 
 def known_tree_rate(message: Floats) -> Floats:
     """Return the rate of NCCL's trees by the low-latency protocol, as version `KNOWN_NCCL` states it."""
+    return NCCL_LL_Bps * tree_shares(message)
+
+
+def tree_shares(message: Floats) -> Floats:
+    """Return the share of its rate that NCCL leaves a tree by the low-latency protocol (`NCCL_TREE_SHARES`)."""
     shares: Floats = np.interp(np.log(message), np.log(list(NCCL_TREE_SHARES)), list(NCCL_TREE_SHARES.values()))
-    return NCCL_LL_Bps * shares
+    return shares
 
 
 def rail_bytes(message: Floats, nodes: int, ranks_per_node: int, traffic: float) -> Floats:

@@ -9,7 +9,7 @@ import numpy as np
 from ladder_sim.costs.collectives.across_nodes import INTER_EFFICIENCY, AcrossNodes, host_ring_s
 from ladder_sim.costs.collectives.algorithms import ALGORITHMS, ALL_REDUCE, DISPATCHES, OWN, Algorithm, Formula
 from ladder_sim.costs.collectives.times import COLLECTIVE_ERROR, ONLY, CollectiveTimes, fastest, of_each, unmeasured
-from ladder_sim.costs.contention import COPY_TRAFFIC, HOST_ROUND_TRIP_S, memory_steps
+from ladder_sim.costs.contention import COPY_TRAFFIC, HOLDERS, HOST_ROUND_TRIP_S, memory_steps
 from ladder_sim.costs.estimate import Source
 from ladder_sim.costs.hardware import Hardware, Link
 from ladder_sim.costs.profile import HBM_EFFICIENCY, CalibrationProfile
@@ -120,10 +120,18 @@ class Network:
         """Return the steps through device memory that collectives take one after another."""
         if self._p2p:
             return times.choose([memory_steps(name, kind, self._nodes, self._ranks) for name in times.algorithms])
-        # all of it but what a tree does outside of the nodes
-        outside_s = self._across_nodes.network_s if self._across_nodes else 0.0
-        inside_s = [np.maximum(0.0, times.seconds - outside_s * (name == "tree")) for name in times.algorithms]
-        return times.choose([seconds / HOST_ROUND_TRIP_S for seconds in inside_s])
+        return times.choose([self._steps_without_p2p(name, times.seconds) for name in times.algorithms])
+
+    def _steps_without_p2p(self, name: str, seconds: Floats) -> Number:
+        """Return the steps through device memory of collectives without peer-to-peer access, by how long they take.
+
+        Flags of NVLS lie in device memory (NCCL 2.21.5, src/transport/nvls.cc), so that all of it are such steps. What
+        goes through host memory waits for it; trees and rings across the network, meanwhile, for the network.
+        """
+        if HOLDERS[name] == "nvls":
+            return seconds / self._hardware.overlap.memory_step_s
+        outside_s = self._across_nodes.outside_s(name) if self._across_nodes and name in ("tree", "ring") else 0.0
+        return np.maximum(0.0, seconds - outside_s) / HOST_ROUND_TRIP_S
 
     @property
     def _holds_norm(self) -> bool:

@@ -103,6 +103,7 @@ def fastest(candidates: Sequence[CollectiveTimes]) -> CollectiveTimes:
 def of_each(candidates: Sequence[CollectiveTimes], choice: NDArray[np.int_]) -> CollectiveTimes:
     """Return the chosen times for each configuration, with the source of the candidate chosen most often."""
     table = np.stack(np.broadcast_arrays(*(times.seconds for times in candidates)))
+    choice = np.broadcast_to(choice, table.shape[1:])
     seconds = table[choice, np.arange(table.shape[1])]
     names = tuple(times.most_common for times in candidates)
     most = candidates[int(np.bincount(choice).argmax())]
