@@ -22,7 +22,7 @@ from tests.support.named_costs import EVERY_LAYER
 from tests.support.scenarios import VARIANTS
 
 RTOL = 1e-9
-EAGER = {"stack.cuda_graphs": "off"}
+EAGER = {"stack.cuda_graphs": "off", "stack.python_launch": "0"}
 GRAPHS = {"stack.cuda_graphs": "all"}
 # of every shipped stack
 LAUNCH_S = 5e-6
