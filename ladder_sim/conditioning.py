@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,12 +20,16 @@ from ladder_sim.confidence.interval import NORMAL_90
 from ladder_sim.costs.hardware import FRONT_END, Hardware
 from ladder_sim.costs.profile import CalibrationProfile, ServerMeasurement
 from ladder_sim.des.shared import TINY
-from ladder_sim.errors import UsageError
+from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.kernels import Stack
 from ladder_sim.prediction import predict, resolve_profile
+from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS, ScenarioFields
 from ladder_sim.specs.scenario import Scenario, scenario_asked
-from ladder_sim.units import format_rate, format_seconds, parse_quantity
+from ladder_sim.units import format_rate, format_seconds, parse_quantity, quoted
+
+if TYPE_CHECKING:
+    from ladder_sim.serving.requests.result import Result
 
 
 class Measured(TypedDict, total=False):
@@ -184,8 +188,55 @@ def condition(
     return dataclasses.replace(base, overheads={**base.overheads, **figures}, measurement=measurement)
 
 
-def read_measured(text: str) -> tuple[Measured, dict[str, Any]]:
-    """Return the figures of a measurement, as `condition` takes them, and the arguments of its scenario that it names.
+class Measurement(NamedTuple):
+    """What was measured, and under which load."""
+
+    figures: Measured
+    """As `condition` takes them."""
+    fields: Mapping[str, Any]
+    """Arguments of its scenario that it names."""
+    result: "Result | None" = None
+    """The file it is from."""
+
+    def moving(self, scenario: Scenario, given: Mapping[str, Any], **how: Any) -> CalibrationProfile:
+        """Return what `condition` does of a scenario, which must be what the file says as far as that is known.
+
+        `given` has the arguments of the scenario that were given. Raises UsageError if it is another deployment.
+        """
+        if self.result is None:
+            return condition(scenario, **self.figures, **how)
+        from ladder_sim.validation.load import failures, stated_otherwise
+
+        ours = scenario.fields()
+        told = {**{name: ours[name] for name in ("model", "cluster", "stack")}, **given}
+        other = stated_otherwise(self.result, scenario, told)
+        if other:
+            raise UsageError(
+                f"--measured is of {', '.join(f'{name} {value}' for name, value in other.items())}, and the answer of "
+                + ", ".join(f"{name} {ours[name]}" for name in other),
+                hint="add " + " ".join(f"--{name.replace('_', '-')} {value}" for name, value in other.items()),
+            )
+        cautions = [*failures(self.result)]
+        if name := self.result.server.get("model"):
+            try:
+                catalog.model(name)
+            except LadderSimError:
+                cautions.append(f"whether its model {quoted(name)} is {ours['model']} is not known")
+        return _having(condition(scenario, **self.figures, **how), cautions)
+
+
+def _having(profile: CalibrationProfile, cautions: Sequence[str]) -> CalibrationProfile:
+    """Return a moved profile with further cautions."""
+    given = profile.given
+    if given is None or not cautions:
+        return profile
+    here = given.here and _having(given.here, cautions)
+    said = "; ".join(filter(None, (given.caution, *cautions)))
+    return dataclasses.replace(profile, given=given._replace(caution=said, here=here))
+
+
+def read_measured(text: str) -> Measurement:
+    """Read a measurement.
 
     Its text is ``tpot=19.3ms,ttft=200ms,tok/s=1500``, with the load and the plan where they are others than the
     scenario's (``concurrency=64,tp=4``); or the name of a result file of a load generator. Raises UsageError if a name
@@ -212,18 +263,21 @@ def read_measured(text: str) -> tuple[Measured, dict[str, Any]]:
                 f"--measured {part}: neither a figure nor a part of the load or plan",
                 hint=f"figures are {', '.join(_NAMES)}; e.g. --measured tpot=19.3ms,concurrency=64",
             )
-    return figures, fields
+    return Measurement(figures, fields)
 
 
-def _of_file(path: Path) -> tuple[Measured, dict[str, Any]]:
+def _of_file(path: Path) -> Measurement:
     # imported here: a figure that was typed needs no reader of files
     from ladder_sim.serving.requests.results import read_results
     from ladder_sim.serving.requests.traffic import Traffic
+    from ladder_sim.validation.load import plan_of
 
-    results = [each for each in read_results(path) if not each.left_out]
+    results = read_results(path)
     if len(results) != 1:
         raise UsageError(f"--measured: '{path}' holds {len(results)} loads", hint="give a file with one of them")
     (result,) = results
+    if result.left_out:
+        raise UsageError(f"--measured: '{path}' {result.left_out}", hint="measure it anew")
     if not result.concurrency or (isinstance(result.requests, Traffic) and result.requests.rate):
         raise UsageError(
             f"--measured: '{path}' does not have a fixed number of requests in flight",
@@ -240,7 +294,8 @@ def _of_file(path: Path) -> tuple[Measured, dict[str, Any]]:
         figures["tpot_s"] = result.figures["tpot_mean_s"]
     if "ttft_mean_s" in result.figures:
         figures["ttft_s"] = result.figures["ttft_mean_s"]
-    return figures, {"concurrency": result.concurrency, "prompt": round(float(prompt)), "gen": round(float(gen))}
+    load = {"concurrency": result.concurrency, "prompt": round(float(prompt)), "gen": round(float(gen))}
+    return Measurement(figures, {**plan_of(result), **load}, result)
 
 
 def _check(measured: Mapping[str, float], scenario: Scenario) -> None:

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any
 
 from ladder_sim.answer import Answer
@@ -11,6 +12,7 @@ from ladder_sim.errors import InfeasibleError, LadderSimError, UnknownNameError,
 from ladder_sim.prediction import Predictions, predict
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario, formerly_a_dict, point_asked
+from ladder_sim.specs.scenario_warnings import DECISIVE, Caution
 from ladder_sim.specs.stack import StackSpec
 from ladder_sim.sweeps.grid import scenario_at
 from ladder_sim.sweeps.price import PRICE_CAVEAT, check_price, token_price
@@ -97,7 +99,7 @@ def compare(
     Raises
     ------
     UsageError
-        There are fewer than two names, or prices do not match them.
+        There are fewer than two names, two mean the same, or prices do not match them.
     UnknownNameError
         A name is neither a cluster nor a stack.
     InfeasibleError
@@ -136,12 +138,18 @@ def compare(
                 raise
             left_out.append(error.message)
             continue
+        alike = [each.name for each in candidates if each.scenario == there]
+        if alike:
+            raise UsageError(f"{alike[0]} and {name} are one {kinds[name]}", hint="name each once")
         candidates.append(Candidate(name=name, scenario=there, predictions=predictions, usd_per_gpu_hour=price))
     return Comparison(tuple(candidates), tuple(left_out))
 
 
 def _cautions(candidates: Sequence[Candidate]) -> Iterator[str]:
-    """Yield warnings on stacks that share tables, on what cannot be compared, and on what prices are."""
+    """Yield warnings on what is modelled alike, stacks that share tables, what cannot be compared, and prices."""
+    for one, other in combinations(candidates, 2):
+        if _unnamed(one.scenario) == _unnamed(other.scenario):
+            yield Caution(f"nothing in the model tells {one.name} from {other.name}: their figures are equal", DECISIVE)
     sharing = [each for each in candidates if each.scenario.stack.shares_gemms]
     if len({each.scenario.stack for each in sharing}) > 1:
         *others, last = (each.name for each in sharing)
@@ -159,6 +167,11 @@ def _cautions(candidates: Sequence[Candidate]) -> Iterator[str]:
         )
     if any(each.usd_per_gpu_hour is not None for each in candidates):
         yield PRICE_CAVEAT
+
+
+def _unnamed(scenario: Scenario) -> Scenario:
+    """Return a scenario whose cluster and stack have the same names as any other."""
+    return scenario.having(cluster=replace(scenario.cluster, name="one"), stack=replace(scenario.stack, name="one"))
 
 
 def kind_of(name: str) -> str:

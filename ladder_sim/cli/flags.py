@@ -13,6 +13,7 @@ from ladder_sim.errors import UsageError
 from ladder_sim.specs.arguments import ARGUMENTS, ASKED, DEFAULTS, LOAD, REQUESTS, Argument
 from ladder_sim.specs.reading import read_value
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.scenario_warnings import DECISIVE, Caution
 from ladder_sim.specs.server_command import ServerCommand, read_server_command
 from ladder_sim.specs.settings import find_setting, settings, unknown_setting
 from ladder_sim.wirings.names import FAMILIES
@@ -316,9 +317,18 @@ class Asked:
         if (line := context.params.get("as_")) is not None:
             command = read_server_command(line)
             started = _started(command, ranged=ranged)
+            cautions = (
+                *command.cautions,
+                *(
+                    Caution(f"{name} is {arguments[name]}, as its flag says; --as says {text}", DECISIVE)
+                    for name, text in command.arguments.items()
+                    if name in arguments
+                    and name in started
+                    and _read(name, arguments[name], started[name]) != started[name]
+                ),
+            )
             arguments = {**{name: value for name, value in started.items() if name not in left_out}, **arguments}
             asked_settings = [*(f"{name}={value}" for name, value in command.settings.items()), *asked_settings]
-            cautions = command.cautions
         knobs = knobs_of(str(context.info_name))
         rare = [each.name for each in ARGUMENTS.values() if not each.has_flag and each.name not in left_out]
         values = {name: knob.default for name, knob in knobs.items()}
@@ -371,9 +381,10 @@ class Asked:
         if not self.measured:
             return self.profile
         # imported here: few commands are given a measurement
-        from ladder_sim.conditioning import condition, read_measured
+        from ladder_sim.conditioning import read_measured
 
-        figures, fields = read_measured(self.measured)
+        measured = read_measured(self.measured)
+        fields = measured.fields
         several = {
             name
             for name, value in self.arguments.items()
@@ -398,7 +409,12 @@ class Asked:
             )
         # what serves requests one by one meets other patterns of them
         elsewhere = load is not None or bool(several) or any(asked.get(name) != value for name, value in fields.items())
-        return condition(scenario, **figures, elsewhere=elsewhere, profile=self.profile)
+        return measured.moving(scenario, self.arguments, elsewhere=elsewhere, profile=self.profile)
+
+
+def _read(name: str, given: Any, like: Any) -> Any:
+    """Return the value of a flag, read if that of another command line is."""
+    return given if isinstance(given, type(like)) else ARGUMENTS[name].read(str(given), name=name)
 
 
 def _started(command: ServerCommand, *, ranged: bool) -> dict[str, Any]:

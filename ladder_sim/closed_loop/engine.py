@@ -102,6 +102,16 @@ class Served:
             front_end_s=outside_s,
         )
 
+    def behind(self, fewer: "Served", times: float) -> "Served":
+        """Return the requests where more clients wait in a queue that never empties: they only wait longer.
+
+        `times` as many more as these are more than `fewer`, whose queue never empties either.
+        """
+        waits = ("ttft_s", "ttft_p50_s", "in_engine", "cycle_steps")
+        now, before = ([getattr(each, name) for name in waits] for each in (self, fewer))
+        longer = {name: one + times * (one - other) for name, one, other in zip(waits, now, before, strict=True)}
+        return replace(self, **longer)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:

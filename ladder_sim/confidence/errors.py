@@ -70,7 +70,7 @@ class Unchecked:
 # Wiring: nine tenths of 33 gains of other wirings on one machine are missed by at most 6 %, where collectives take a
 # third to a half of the time (docs/evidence.md).
 # Experts in a format that was not measured on the GPU: gpt-oss-120b in MXFP4 on A100s, unpacked as w4a16, took 1.9 to
-# 3.1 times as long as predicted on 1 to 4 GPUs (vllm-project/vllm#22331).
+# 3.1 times as long as predicted on 1 to 4 GPUs (vllm-project/vllm#22331): as long as launches without CUDA graphs do.
 # Technique: nine tenths of the gains that were measured are missed by at most 13 % (docs/evidence.md), where
 # collectives take a third of the time.
 # The others are judgement. GPU: nine tenths of 46 servings on H200 (SGLang, same file) lie within 34 %, and other

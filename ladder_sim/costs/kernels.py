@@ -214,14 +214,13 @@ class KernelCosts:
         return self.profile.table(kind, of, self._gpu_spec) if self.profile else (None, False)
 
     def _slowed_s(self, shape: Shape, seconds: Number) -> Number:
-        """Return how much longer a kernel takes at the rate the GPU keeps up while prompts keep tensor cores busy."""
-        share = self.hardware.stack.sustained_share
-        if not any_true(shape.duty > 0.0) or not any_true(share < 1.0):
+        """Return how much longer a kernel takes at the clock the GPU keeps up while prompts keep tensor cores busy."""
+        if not any_true(shape.duty > 0.0):
             return 0.0
-        lasting_s = shape.flops / (share * self.hardware.gpu.peak_flops(shape.format))
-        if isinstance(share, np.ndarray):
-            lasting_s = np.where(share < 1.0, lasting_s, 0.0)
-        return shape.duty * maximum(lasting_s - seconds, 0.0)
+        gpu, work = self.hardware.gpu, shape.work
+        # the memory keeps its own clock
+        multiplies = minimum(shape.arithmetic_s(gpu, work) * gpu.hbm_bandwidth_Bps / work.moved_bytes, 1.0)
+        return shape.duty * seconds * maximum(multiplies / self.hardware.stack.sustained_rate - 1.0, 0.0)
 
     def _kernel(self, shape: Shape, seconds: Number, source: Source, measured: NDArray[np.bool_] = NOWHERE) -> Estimate:
         """Estimate a kernel from its time in a table or by the roofline; `measured` are configurations in range."""

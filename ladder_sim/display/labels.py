@@ -65,7 +65,7 @@ _TITLES = {
     "stack.prompt_factor": "GEMM time, prompt",
     "stack.attention_factor": "Decode attention time",
     "stack.small_kernel_factor": "Small-kernel time",
-    "stack.sustained_share": "Sustained tensor-core rate",
+    "stack.sustained_rate": "Sustained tensor-core rate",
     "stack.host_request_s": "Host time of each request",
     "stack.frontend_steps": "Front end, in steps",
     "stack.frontend_token_s": "Front end for each token",
@@ -277,9 +277,9 @@ def _links_label(scenario: Scenario) -> str:
 
 def validated_lines(*confidences: Confidence) -> list[str]:
     """Return lines on the runs that predictions were compared with, and on what those runs lacked."""
-    runs = [_compared_line(each) for each in confidences]
+    runs = [_own_passes(each) or _compared_line(each) for each in confidences]
     absent: dict[str, list[str]] = {}
-    for each in confidences:
+    for each in (each for each in confidences if not _own_passes(each)):
         for part, details in _absent(each).items():
             absent[part] = list(dict.fromkeys([*absent.get(part, []), *details]))
     served = any(each.scenario.workload.concurrency is not None for each in confidences)
@@ -290,6 +290,18 @@ def validated_lines(*confidences: Confidence) -> list[str]:
         *([f"Not in these runs, so intervals are wider: {wider}."] if wider else []),
         *(f"Stack {name}: {note}." for name, note in stacks.items() if note),
     ]
+
+
+def _own_passes(confidence: Confidence) -> str:
+    """Return a sentence on the passes that a profile's times are of, of which no other runs tell; or nothing."""
+    profile = confidence.costs.profile
+    if profile is None or profile.in_place is None:
+        return ""
+    timed = profile.environment.get("variants", "").replace(",", ", ")
+    return (
+        f"Times of kernels are those of passes on {profile.name}{f' ({timed})' if timed else ''}; whole requests were "
+        "not compared: `ladder-sim calibrate check` does that."
+    )
 
 
 def _compared_line(confidence: Confidence) -> str:
@@ -366,7 +378,8 @@ def evidence_text(*confidences: Confidence, wirings: Collection[str] | None = No
     `wirings`: the variants that the answer is about; by default all.
     """
     never: dict[tuple[str, str], dict[tuple[str, str], None]] = {}
-    for each in confidences:
+    own = [text for each in confidences if (text := _own_passes(each))]
+    for each in (each for each in confidences if not _own_passes(each)):
         runs, errors, absent = _evidence(each, wirings)
         never.setdefault((runs, errors), {}).update(absent)
     served = any(each.scenario.workload.concurrency is not None for each in confidences)
@@ -377,7 +390,7 @@ def evidence_text(*confidences: Confidence, wirings: Collection[str] | None = No
         said = [lacked] if runs in parts else [lacked, f"Nearest: {runs}{errors}."]
         # where one sentence has room, an error says more than what was never measured
         parts.setdefault(runs, []).extend(filter(None, reversed(said) if errors else said))
-    return " ".join(chain(*parts.values()))
+    return " ".join([*dict.fromkeys(own), *chain(*parts.values())])
 
 
 def _lacking(never: Iterable[tuple[str, str]], *, served: bool) -> str:

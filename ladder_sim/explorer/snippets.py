@@ -100,7 +100,7 @@ def python_code(state: State, allowlist: Allowlist) -> str:
     if state.profile is not None:
         profile = f"profile={_literal(allowlist.given('profile', state.profile))}"
     if state.measured:
-        figures, _ = read_measured(state.measured)
+        figures = read_measured(state.measured).figures
         said = [f"{name}={value!r}" for name, value in figures.items()]
         profile = f"profile=condition({', '.join(filter(None, ['scenario', *said, profile]))})"
     inputs += [profile] if profile else []

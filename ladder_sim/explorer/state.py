@@ -169,7 +169,7 @@ class State:
         """Return the arguments of `predict` other than scenario and variants; `elsewhere`: for other loads or plans."""
         profile: str | CalibrationProfile | None = None if self.profile is None else allowlist.profiles[self.profile]
         if self.measured:
-            figures, _ = read_measured(self.measured)
+            figures = read_measured(self.measured).figures
             profile = condition(self.scenario(allowlist), **figures, elsewhere=elsewhere, profile=profile)
         return {"profile": profile, "ignore_memory": self.ignore_memory}
 

@@ -58,7 +58,7 @@ class LinkTier:
     """"intra" (in the node), "inter" (across nodes) or "host" (in the node, through host memory)."""
     fabric: str
     """Kind of link, e.g. "nvlink4-nvswitch", "ib-ndr400"; names the measured tables that apply."""
-    bandwidth_Bps: Rate
+    bandwidth_Bps: Annotated[float, Limits(1e5, 1e18, hint='write bytes/s, as 450e9, or a unit, as "450 GB/s"')]
     """Per GPU and direction, bytes/s."""
     allreduce_floor_s: Seconds
     """Time of a small all-reduce over the full tier, seconds; not the latency of a link. Intra and host: eight GPUs of

@@ -78,16 +78,16 @@ def test_several_crossings_are_all_found(monkeypatch: pytest.MonkeyPatch) -> Non
     """A gain that rises and falls over the range crosses a bound as often as it does."""
 
     def wave(self: object, values: list[float]) -> "tuple[np.ndarray[tuple[int], np.dtype[np.float64]], ...]":
-        speedup = 1.0 + 0.1 * np.sin(np.log(np.asarray(values, float)))
+        speedup = 1.0 + 0.1 * np.sin(np.log(1e-6 * np.asarray(values, float)))
         return speedup, speedup - 0.05, speedup + 0.05
 
     monkeypatch.setattr(breakevens._Speedup, "at", wave)
-    found = breakeven(None, "intra.bandwidth", "2:5000B/s", model="8b")
-    assert [crossing.value for crossing in found.crossings] == pytest.approx([np.exp(np.pi), np.exp(2 * np.pi)])
+    found = breakeven(None, "intra.bandwidth", "2:5000MB/s", model="8b")
+    assert [crossing.value for crossing in found.crossings] == pytest.approx(1e6 * np.exp([np.pi, 2 * np.pi]))
     assert [crossing.direction for crossing in found.crossings] == ["falling", "rising"]
     # the lower end reaches the target where the sine is 0.5 or more
     sixth = np.pi / 6
-    ends = np.exp([[np.log(2.0), 5 * sixth], [2 * np.pi + sixth, np.log(5000.0)]])
+    ends = 1e6 * np.exp([[np.log(2.0), 5 * sixth], [2 * np.pi + sixth, np.log(5000.0)]])
     assert np.array(found.sure) == pytest.approx(ends, rel=1e-5)
     with pytest.warns(DeprecationWarning, match="Crossing.rising is Crossing.direction"):
         assert not found.crossings[0].rising

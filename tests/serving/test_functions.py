@@ -130,3 +130,12 @@ def test_bounds_are_text_or_seconds_by_name() -> None:
     typed = SLO.parse("ttft_p95=500ms,tpot_mean=30ms")
     for given in ({"ttft_p95_s": 0.5, "tpot_mean_s": 0.03}, {"ttft_p95": "500ms", "tpot_mean_s": "30ms"}, typed):
         assert SLO.read(given) == typed
+
+
+@pytest.mark.parametrize(("requests", "few"), [(40, True), (319, True), (320, False)])
+def test_fewer_requests_than_a_steady_load_needs_are_said(requests: int, few: bool) -> None:
+    """Regression: of 400 requests a million were "in flight"."""
+    served = serve(Scenario(model="8b", tp=1, stack="vllm"), concurrency=64, requests=requests, seeds=1)
+    text = f"{requests} requests are few for 64 in flight: most meet a server that fills or empties; raise --requests"
+    assert any(each.startswith(text) for each in served.cautions) == few
+    assert bool(served.too_few) == few

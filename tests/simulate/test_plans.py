@@ -107,7 +107,7 @@ def test_requests_in_flight(name: str) -> None:
 
 def test_one_expert_is_a_dense_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """But for a router without a choice; without power limits, and floors of kernels, which are not as many."""
-    monkeypatch.setattr("ladder_sim.costs.hardware.SUSTAINED_SHARE", 1.0)
+    monkeypatch.setattr("ladder_sim.costs.hardware.SUSTAINED_RATE", 1.0)
     dense = catalog.model("8b")
     sparse = dataclasses.replace(dense, experts=1, experts_per_token=1, expert_intermediate=dense.intermediate)
     floors = {"gpu.kernel": "1e-21 s"}

@@ -37,7 +37,7 @@ def predicted(variant: str, phase: Phase, stack: str) -> TraceGraph:
     scenario = Scenario(model="8b", tp=8, batch=4, stack=stack, variant=variant, overrides=ALIKE)
     hardware = Hardware.of(scenario)
     # at the clocks that the GPU has in standard
-    hardware = replace(hardware, stack=replace(hardware.stack, sustained_share=1.0))
+    hardware = replace(hardware, stack=replace(hardware.stack, sustained_rate=1.0))
     costs = KernelCosts(scenario, None, hardware)
     schedule, program = passes.simulate(scenario, phase, 1100, costs).lowered(scenario.model.layers)
     program = replace(program, device=None, tasks=tuple(task._replace(demand=NOTHING) for task in program.tasks))
