@@ -227,12 +227,12 @@ class Measurement(NamedTuple):
 
 def _having(profile: CalibrationProfile, cautions: Sequence[str]) -> CalibrationProfile:
     """Return a moved profile with further cautions."""
-    given = profile.given
-    if given is None or not cautions:
+    measurement = profile.measurement
+    if measurement is None or not cautions:
         return profile
-    here = given.here and _having(given.here, cautions)
-    said = "; ".join(filter(None, (given.caution, *cautions)))
-    return dataclasses.replace(profile, given=given._replace(caution=said, here=here))
+    here = measurement.here and _having(measurement.here, cautions)
+    said = "; ".join(filter(None, (measurement.caution, *cautions)))
+    return dataclasses.replace(profile, measurement=measurement._replace(caution=said, here=here))
 
 
 def read_measured(text: str) -> Measurement:
