@@ -190,15 +190,14 @@ def _ends(rows: Sequence[Row]) -> str:
 
 
 def _by_tokens() -> str:
-    """Return a table of DeepSeek-R1 under SGLang: error and bias of TPOT by prompt and tokens in flight."""
+    """Return a table of DeepSeek-R1 under SGLang: bias of TPOT by prompt and tokens in flight."""
     cells: dict[str, dict[str, str]] = {}
     for row in servings("experts", "tokens"):
         of, _, load = row["value"].rpartition(", ")
-        error, bias, _ = _tpot(row)
-        cells.setdefault(of, {})[load.removesuffix(" tokens in flight")] = f"{error}, {bias} ({row['rows']})"
+        cells.setdefault(of, {})[load.removesuffix(" tokens in flight")] = f"{_tpot(row)[1]} ({row['rows']})"
     loads = list(dict.fromkeys(load for each in cells.values() for load in each))
     lines = [(of, *(each.get(load, "-") for load in loads)) for of, each in cells.items()]
-    return table(("TPOT: error, bias (rows)", *(f"{load} in flight" for load in loads)), lines)
+    return table(("bias of TPOT (rows)", *(f"{load} in flight" for load in loads)), lines)
 
 
 def _cross_checks() -> Iterator[tuple[str, ...]]:

@@ -30,7 +30,7 @@ from benchmarks.evidence import LEVEL, MODELS, servings
 from benchmarks.pages import DOCS, SCHEMES
 from ladder_sim import Scenario, predict
 from ladder_sim.cli.main import main as ladder_sim
-from ladder_sim.explorer.style import on_page
+from ladder_sim.explorer.panels import DARK, on_page
 from ladder_sim.report.errors import error_figure
 from ladder_sim.report.figures import style
 from ladder_sim.report.figures.prediction import timeline_figure
@@ -335,13 +335,21 @@ def write(name: str) -> None:
         return
     drawn = FIGURES[name]()
     for scheme in SCHEMES:
-        page = on_page(drawn.to_plotly_json(), dark=scheme == "dark")
-        picture = go.Figure(page)
+        page = on_page(drawn.to_plotly_json())
+        picture = go.Figure(_recoloured(page) if scheme == "dark" else page)
         picture.update_layout(width=WIDTH_PX, height=drawn.layout.height, margin={"l": 12, "r": 16, "t": 12, "b": 12})
         picture.update_layout(font={"size": _FONT_PX}, legend={"font": {"size": _FONT_PX}})
         picture.for_each_xaxis(lambda axis: axis.update(tickfont={"size": _FONT_PX}))
         picture.for_each_yaxis(lambda axis: axis.update(tickfont={"size": _FONT_PX}))
         save(picture, file_of(name, scheme))
+
+
+def _recoloured(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _recoloured(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_recoloured(item) for item in value]
+    return DARK.get(value, value) if isinstance(value, str) else value
 
 
 def main(names: Sequence[str]) -> None:

@@ -51,9 +51,9 @@ def remade(page: str, blocks: Mapping[str, Sequence[str]]) -> str:
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table in lines of a page."""
-    lines = [columns, ["---"] * len(columns), *rows]
     # names of files may hold a bar
-    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+    head, *body = ("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in (columns, *rows))
+    return "".join((head, "|" + "---|" * len(columns) + "\n", *body))
 
 
 def bullets(texts: Iterable[str]) -> str:

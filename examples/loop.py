@@ -1,5 +1,7 @@
-"""Run, time, simulate, predict, check: the whole loop on two CPU cores, in three minutes. Needs ladder-sim[runtime],
-and root, a limit `rtprio` or four cores: else messages wait for the scheduler, and ladder gains less than predicted.
+"""Run, time, simulate, predict, check: the whole loop on two CPU cores, in three minutes. Needs ladder-sim[runtime].
+
+Run it as root, with a limit `rtprio`, or on four cores: else messages wait for the scheduler, and ladder gains less
+than predicted.
 
 python -m examples.loop [FOLDER]   writes this-machine.json.gz there; by default here
 """

@@ -85,16 +85,8 @@ class BestStandard(Standard):
 def best_standard(asked: Confidence) -> BestStandard | None:
     """Find the plan on which standard is fastest on the same GPUs, with the same load.
 
-    Parameters
-    ----------
-    asked
-        Of the predictions of a scenario.
-
-    Returns
-    -------
-    BestStandard or None
-        None if the plan asked about is the fastest, or within what runs alike differ by, or if the profile is of real
-        passes on it. Of plans that are as close to the fastest one, the plan with the fewest kinds of parallelism.
+    None if the plan asked about is the fastest, or within what runs alike differ by, or if the profile is of real
+    passes on it. Of plans that are as close to the fastest one, the plan with the fewest kinds of parallelism.
 
     Examples
     --------
@@ -121,17 +113,9 @@ def best_standard(asked: Confidence) -> BestStandard | None:
 def in_fp8(asked: Confidence) -> Standard | None:
     """Find whether standard with the same weights in fp8 is faster, on as few of the nodes as hold it.
 
-    Parameters
-    ----------
-    asked
-        Of the predictions of a scenario.
-
-    Returns
-    -------
-    Standard or None
-        None if it is not faster than standard as asked about, if the model's weights or the scenario's are quantised
-        already, or if the GPU multiplies fp8 no faster than bf16. With tensor parallelism alone the degree is that of
-        the nodes that are needed; other plans stay as they are.
+    None if it is not faster than standard as asked about, if the model's weights or the scenario's are quantised
+    already, or if the GPU multiplies fp8 no faster than bf16. With tensor parallelism alone the degree is that of the
+    nodes that are needed; other plans stay as they are.
 
     Examples
     --------
@@ -161,7 +145,6 @@ def in_fp8(asked: Confidence) -> Standard | None:
 
 
 def _standard(scenario: Scenario, profile: CalibrationProfile | None) -> Confidence | None:
-    """Simulate standard; None: it does not fit the memory."""
     memory = memory_use(scenario)
     if not memory.fits:
         return None
@@ -191,5 +174,4 @@ def candidates(scenario: Scenario) -> list[Plan]:
 
 
 def _kinds(plan: Plan) -> int:
-    """Return how many degrees of parallelism are above 1."""
     return sum(degree > 1 for degree in (plan.tp, plan.pp, plan.ep, plan.attention_dp, plan.dp))

@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,14 +18,18 @@ from numpy.typing import NDArray
 from ladder_sim.closed_loop.step import simulate_requests
 from ladder_sim.confidence.interval import NORMAL_90
 from ladder_sim.costs.hardware import FRONT_END, Hardware
-from ladder_sim.costs.profile import CalibrationProfile, Given
+from ladder_sim.costs.profile import CalibrationProfile, ServerMeasurement
 from ladder_sim.des.shared import TINY
-from ladder_sim.errors import UsageError
+from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.kernels import Stack
 from ladder_sim.prediction import predict, resolve_profile
+from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS, ScenarioFields
 from ladder_sim.specs.scenario import Scenario, scenario_asked
-from ladder_sim.units import format_rate, format_seconds, parse_quantity
+from ladder_sim.units import format_rate, format_seconds, parse_quantity, quoted
+
+if TYPE_CHECKING:
+    from ladder_sim.serving.requests.result import Result
 
 
 class Measured(TypedDict, total=False):
@@ -145,31 +149,32 @@ def condition(
     if base is None or base.in_place is not None:
         raise UsageError("a measurement moves what a profile says, and there is none here", hint="leave out profile")
     sd = ELSEWHERE_SD if elsewhere else HERE_SD
-    moved = np.zeros(len(FACTORS))
+    log_factors = np.zeros(len(FACTORS))
     predicted: dict[str, float] = {}
     for _ in range(ROUNDS):
-        now, slopes = responses(at, base, moved)
+        now, slopes = responses(at, base, log_factors)
         predicted = predicted or now
         by_factor = np.array([slopes[name] for name in measured])
-        apart = np.array([math.log(value) - now[name] for name, value in measured.items()]) + by_factor @ moved
-        moved, left = explained(apart, by_factor, [sd[name] for name in measured], elsewhere=elsewhere)
-    now, _ = responses(at, base, moved)
-    missed = max(abs(math.log(value) - now[name]) for name, value in measured.items())
-    if np.abs(moved).max() > MOST_MOVED or (not elsewhere and missed > MOST_MISSED):
+        missed = np.array([math.log(value) - now[name] for name, value in measured.items()])
+        log_errors = missed + by_factor @ log_factors
+        log_factors, covariance = posterior(log_errors, by_factor, [sd[name] for name in measured], elsewhere=elsewhere)
+    now, _ = responses(at, base, log_factors)
+    most_missed = max(abs(math.log(value) - now[name]) for name, value in measured.items())
+    if np.abs(log_factors).max() > MOST_MOVED or (not elsewhere and most_missed > MOST_MISSED):
         raise UsageError(
             f"no server of this scenario measures {_said(measured, predicted)}",
             hint="check the unit, the load (concurrency=...) and the plan (tp=...)",
         )
-    elsewhere_width = width(slopes["tpot_s"], left, INTERVAL_SD)
-    given = Given(
+    elsewhere_width = width(slopes["tpot_s"], covariance, INTERVAL_SD)
+    measurement = ServerMeasurement(
         said=_said(measured, predicted),
         at=(at.model, at.plan, at.workload),
-        tpot=elsewhere_width if elsewhere else width(slopes["tpot_s"], left, sd["tpot_s"]),
+        tpot=elsewhere_width if elsewhere else width(slopes["tpot_s"], covariance, sd["tpot_s"]),
         # what one load tells of other loads' first tokens was not checked
-        ttft=width(slopes["ttft_s"], left, sd["ttft_s"]) if "ttft_s" in measured and not elsewhere else math.inf,
+        ttft=width(slopes["ttft_s"], covariance, sd["ttft_s"]) if "ttft_s" in measured and not elsewhere else math.inf,
         tpot_elsewhere=elsewhere_width,
-        moved={name: float(value) for name, value in zip(FACTORS, np.exp(moved), strict=True)},
-        caution=_caution(measured, by_factor * moved, at, base),
+        factors={name: float(value) for name, value in zip(FACTORS, np.exp(log_factors), strict=True)},
+        caution=_caution(measured, by_factor * log_factors, at, base),
         here=condition(at, tpot_s=tpot_s, ttft_s=ttft_s, tokens_per_s=tokens_per_s, profile=base)
         if elsewhere
         else None,
@@ -177,14 +182,61 @@ def condition(
     stack = Hardware.of(at, base).stack
     figures = {
         figure: float(_times(stack, figure, np.exp(value)))
-        for factor, value in zip(FACTORS.values(), moved, strict=True)
+        for factor, value in zip(FACTORS.values(), log_factors, strict=True)
         for figure in factor.figures
     }
-    return dataclasses.replace(base, overheads={**base.overheads, **figures}, given=given)
+    return dataclasses.replace(base, overheads={**base.overheads, **figures}, measurement=measurement)
 
 
-def read_measured(text: str) -> tuple[Measured, dict[str, Any]]:
-    """Return the figures of a measurement, as `condition` takes them, and the arguments of its scenario that it names.
+class Measurement(NamedTuple):
+    """What was measured, and under which load."""
+
+    figures: Measured
+    """As `condition` takes them."""
+    fields: Mapping[str, Any]
+    """Arguments of its scenario that it names."""
+    result: "Result | None" = None
+    """The file it is from."""
+
+    def moving(self, scenario: Scenario, given: Mapping[str, Any], **how: Any) -> CalibrationProfile:
+        """Return what `condition` does of a scenario, which must be what the file says as far as that is known.
+
+        `given` has the arguments of the scenario that were given. Raises UsageError if it is another deployment.
+        """
+        if self.result is None:
+            return condition(scenario, **self.figures, **how)
+        from ladder_sim.validation.load import failures, stated_otherwise
+
+        ours = scenario.fields()
+        told = {**{name: ours[name] for name in ("model", "cluster", "stack")}, **given}
+        other = stated_otherwise(self.result, scenario, told)
+        if other:
+            raise UsageError(
+                f"--measured is of {', '.join(f'{name} {value}' for name, value in other.items())}, and the answer of "
+                + ", ".join(f"{name} {ours[name]}" for name in other),
+                hint="add " + " ".join(f"--{name.replace('_', '-')} {value}" for name, value in other.items()),
+            )
+        cautions = [*failures(self.result)]
+        if name := self.result.server.get("model"):
+            try:
+                catalog.model(name)
+            except LadderSimError:
+                cautions.append(f"whether its model {quoted(name)} is {ours['model']} is not known")
+        return _having(condition(scenario, **self.figures, **how), cautions)
+
+
+def _having(profile: CalibrationProfile, cautions: Sequence[str]) -> CalibrationProfile:
+    """Return a moved profile with further cautions."""
+    measurement = profile.measurement
+    if measurement is None or not cautions:
+        return profile
+    here = measurement.here and _having(measurement.here, cautions)
+    said = "; ".join(filter(None, (measurement.caution, *cautions)))
+    return dataclasses.replace(profile, measurement=measurement._replace(caution=said, here=here))
+
+
+def read_measured(text: str) -> Measurement:
+    """Read a measurement.
 
     Its text is ``tpot=19.3ms,ttft=200ms,tok/s=1500``, with the load and the plan where they are others than the
     scenario's (``concurrency=64,tp=4``); or the name of a result file of a load generator. Raises UsageError if a name
@@ -211,18 +263,21 @@ def read_measured(text: str) -> tuple[Measured, dict[str, Any]]:
                 f"--measured {part}: neither a figure nor a part of the load or plan",
                 hint=f"figures are {', '.join(_NAMES)}; e.g. --measured tpot=19.3ms,concurrency=64",
             )
-    return figures, fields
+    return Measurement(figures, fields)
 
 
-def _of_file(path: Path) -> tuple[Measured, dict[str, Any]]:
+def _of_file(path: Path) -> Measurement:
     # imported here: a figure that was typed needs no reader of files
     from ladder_sim.serving.requests.results import read_results
     from ladder_sim.serving.requests.traffic import Traffic
+    from ladder_sim.validation.load import plan_of
 
-    results = [each for each in read_results(path) if not each.left_out]
+    results = read_results(path)
     if len(results) != 1:
         raise UsageError(f"--measured: '{path}' holds {len(results)} loads", hint="give a file with one of them")
     (result,) = results
+    if result.left_out:
+        raise UsageError(f"--measured: '{path}' {result.left_out}", hint="measure it anew")
     if not result.concurrency or (isinstance(result.requests, Traffic) and result.requests.rate):
         raise UsageError(
             f"--measured: '{path}' does not have a fixed number of requests in flight",
@@ -239,7 +294,8 @@ def _of_file(path: Path) -> tuple[Measured, dict[str, Any]]:
         figures["tpot_s"] = result.figures["tpot_mean_s"]
     if "ttft_mean_s" in result.figures:
         figures["ttft_s"] = result.figures["ttft_mean_s"]
-    return figures, {"concurrency": result.concurrency, "prompt": round(float(prompt)), "gen": round(float(gen))}
+    load = {"concurrency": result.concurrency, "prompt": round(float(prompt)), "gen": round(float(gen))}
+    return Measurement(figures, {**plan_of(result), **load}, result)
 
 
 def _check(measured: Mapping[str, float], scenario: Scenario) -> None:
@@ -253,13 +309,13 @@ def _check(measured: Mapping[str, float], scenario: Scenario) -> None:
 
 
 def responses(
-    scenario: Scenario, profile: CalibrationProfile, moved: NDArray[Any]
+    scenario: Scenario, profile: CalibrationProfile, log_factors: NDArray[Any]
 ) -> tuple[dict[str, float], dict[str, NDArray[Any]]]:
     """Return the logarithm of each figure of standard with factors of such logarithms, and what each changes in it."""
     stack, count = Hardware.of(scenario, profile).stack, len(FACTORS) + 1
     varied: dict[str, NDArray[Any]] = {}
     for number, factor in enumerate(FACTORS.values(), 1):
-        logs = np.full(count, moved[number - 1])
+        logs = np.full(count, log_factors[number - 1])
         logs[number] += STEP
         varied |= {f"stack.{figure}": _times(stack, figure, np.exp(logs)) for figure in factor.figures}
     request = simulate_requests(scenario, varied, ["standard"], profile)["standard"]
@@ -275,18 +331,17 @@ def responses(
 
 
 def _times(stack: Stack, figure: str, factor: Any) -> Any:
-    """Return a figure of a stack times a factor."""
     own = float(getattr(stack, figure))
     scale = max(own, LEAST_FRONT_END_S) if figure == "frontend_s" else own
     return np.maximum(0.0, own + (factor - 1.0) * scale)
 
 
-def explained(
-    apart: NDArray[Any], by_factor: NDArray[Any], row_sd: Sequence[float], *, elsewhere: bool = True
+def posterior(
+    log_errors: NDArray[Any], by_factor: NDArray[Any], row_sd: Sequence[float], *, elsewhere: bool = True
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the expected logarithms of the factors, and their covariance, given how far figures lie apart.
+    """Return the expected logarithms of the factors, and their covariance, given the errors of figures.
 
-    `apart` is the logarithm of each measured figure over its prediction, `by_factor` what each factor's logarithm
+    `log_errors` is the logarithm of each measured figure over its prediction, `by_factor` what each factor's logarithm
     changes in them, shape (figures, factors), and `row_sd` the standard deviation of what is of one row alone.
     `elsewhere`: other loads or plans are to be predicted; the load itself takes what it measured on any server.
     """
@@ -295,17 +350,18 @@ def explained(
     every = by_factor * variance @ by_factor.T + rows
 
     def log_density(covariance: NDArray[Any]) -> float:
-        return float(-0.5 * apart @ np.linalg.solve(covariance, apart) - 0.5 * np.linalg.slogdet(covariance)[1])
+        distance = log_errors @ np.linalg.solve(covariance, log_errors)
+        return float(-0.5 * distance - 0.5 * np.linalg.slogdet(covariance)[1])
 
     odds = math.log(SHARE_DIFFERENT / (1.0 - SHARE_DIFFERENT)) + log_density(every) - log_density(rows)
     different = 1.0 / (1.0 + math.exp(-max(-700.0, odds))) if elsewhere else 1.0
     gain = variance[:, None] * by_factor.T @ np.linalg.inv(every)
-    return different * gain @ apart, different * (np.diag(variance) - gain @ by_factor * variance)
+    return different * gain @ log_errors, different * (np.diag(variance) - gain @ by_factor * variance)
 
 
-def width(slopes: NDArray[Any], left: NDArray[Any], row_sd: float) -> float:
+def width(slopes: NDArray[Any], covariance: NDArray[Any], row_sd: float) -> float:
     """Return the half-width of an interval, in the logarithm."""
-    return NORMAL_90 * math.sqrt(row_sd**2 + max(float(slopes @ left @ slopes), 0.0))
+    return NORMAL_90 * math.sqrt(row_sd**2 + max(float(slopes @ covariance @ slopes), 0.0))
 
 
 def _text(name: str, value: float) -> str:

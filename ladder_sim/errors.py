@@ -251,21 +251,11 @@ def reason(error: Exception) -> str:
 def exit_code(
     command: Callable[[], int | None], *, debug: bool = False, report: Callable[[str], object] | None = None
 ) -> int:
-    """Run a command to its end; errors become a message and an exit code.
+    """Run a command to its end and return its exit code, 0 for None; errors become a message and a code.
 
-    Parameters
-    ----------
-    command
-        Returns its own exit code; None: 0.
-    debug
-        Print the traceback of an error, too.
-    report
-        Where messages go, which are `printable`; by default to stderr, after ``error: ``.
-
-    Returns
-    -------
-    int
-        0, also if the reader of stdout closed the pipe; 130 if interrupted; else the error's, 1 for a bug.
+    Messages go to `report`, which are `printable`; by default to stderr, after ``error: ``. `debug` prints the
+    traceback of an error, too. The code is 0 also if the reader of stdout closed the pipe; 130 if interrupted; else the
+    error's, 1 for a bug.
     """
     show = report or print_error
     # None in a process that was started without them, as by `>&-`

@@ -12,14 +12,12 @@ from ladder_sim.best_standard import BestStandard, best_standard
 from ladder_sim.closed_loop.loop import Load, ServedRequest
 from ladder_sim.closed_loop.step import simulate_request
 from ladder_sim.confidence import Confidence, Interval
-from ladder_sim.costs.fitting import fit_error
 from ladder_sim.costs.kernels import KernelCosts
-from ladder_sim.costs.memory import MemoryUse, memory_use
+from ladder_sim.costs.memory import MemoryUse, fit_error, memory_use
 from ladder_sim.costs.profile import JITTER_KEY, NO_PROFILE, CalibrationProfile
 from ladder_sim.costs.profile_file import is_shipped, load_profile
 from ladder_sim.errors import UnknownNameError, UsageError
-from ladder_sim.simulate.breakdown import Breakdown
-from ladder_sim.simulate.collectives import Collective
+from ladder_sim.simulate.breakdown import Breakdown, Collective
 from ladder_sim.simulate.passes import ENGINES, Engine
 from ladder_sim.simulate.ranks import Jitter, Unevenness
 from ladder_sim.simulate.request import Request
@@ -333,9 +331,10 @@ def _with_fit(measured: CalibrationProfile, calibrated: CalibrationProfile) -> C
 
 def where_measured(scenario: Scenario, profile: CalibrationProfile | None) -> CalibrationProfile | None:
     """Return the profile to use, which is another one for the load and plan that a running server measured."""
-    given = profile.given if profile else None
-    here = given and given.is_of(scenario.model, scenario.plan, scenario.workload)
-    return given.here if given and given.here and here else profile
+    measurement = profile.measurement if profile else None
+    if measurement and measurement.here and measurement.is_of(scenario.model, scenario.plan, scenario.workload):
+        return measurement.here
+    return profile
 
 
 def _prediction(request: Request, standard: Request, memory: MemoryUse, confidence: Confidence) -> Prediction:

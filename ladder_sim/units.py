@@ -94,28 +94,15 @@ def quoted(value: object) -> str:
 
 
 def parse_quantity(text: str | float, unit: Unit, *, name: str, likely: tuple[str, ...] = ()) -> float:
-    """Read a number with its unit.
+    """Read a number with its unit, as a quantity in the SI base unit: zero or more, and finite.
+
+    Text is such as ``"5us"``, ``"400Gb/s"`` (bits), ``"50GB/s"`` (bytes), ``"16 GiB"``, ``"989 TFLOP/s"``; only 0 and
+    what is counted do without a unit. A unit's case matters: ``b`` is a bit, ``B`` a byte. A number of Python is in the
+    base unit. `unit` says what is measured: ``"s"`` time, ``"Bps"`` bandwidth, ``"bytes"`` size, ``"flops"`` FLOP/s,
+    ``"count"`` a number. Errors begin with `name`, and suggest the two `likely` units, by default those of hardware.
 
     Raises UnitError if there is no number, the unit is missing or of another quantity, or the number is negative, NaN
     or infinite.
-
-    Parameters
-    ----------
-    text
-        Text such as ``"5us"``, ``"400Gb/s"`` (bits), ``"50GB/s"`` (bytes), ``"16 GiB"``, ``"989 TFLOP/s"``. A unit's
-        case matters: ``b`` is a bit, ``B`` a byte. Only 0 and what is counted do without a unit. Or a number of
-        Python, in the SI base unit.
-    unit
-        What is measured: ``"s"`` time, ``"Bps"`` bandwidth, ``"bytes"`` size, ``"flops"`` FLOP/s, ``"count"`` a number.
-    name
-        What the quantity is for; errors begin with it.
-    likely
-        The two units to suggest for a number without one; by default those of hardware figures.
-
-    Returns
-    -------
-    float
-        The quantity in seconds, bytes/s, bytes, FLOP/s or as a bare number; zero or more, and finite.
 
     Examples
     --------

@@ -163,7 +163,6 @@ def check_fields(spec: Any, where: str = "") -> None:
 
 @cache
 def _checks(spec: type) -> Sequence[tuple[str, Callable[[Any, str], object]]]:
-    """Return the fields with a rule, and the rule for their values."""
     return [(name, check) for name, kind in field_kinds(spec).items() if (check := _check_of(kind))]
 
 

@@ -11,7 +11,7 @@ from ladder_sim_calibration.evidence import command as evidence_command
 from ladder_sim_calibration.fit import command as fit_command
 from ladder_sim_calibration.measure import command as measure_command
 from ladder_sim_calibration.nccl_tests import command as import_command
-from ladder_sim_calibration.stack_fit import command as stack_fit_command
+from ladder_sim_calibration.stack_fit import fit as stack_fit
 from ladder_sim_runtime.comm.launch import end_with, report_error
 
 
@@ -44,7 +44,7 @@ def argument_parser() -> Parser:
         measure_command,
         evidence_command,
         fit_command,
-        stack_fit_command,
+        stack_fit,
         steps_fit,
         import_command,
         crosscheck_command,

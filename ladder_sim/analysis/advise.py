@@ -11,8 +11,7 @@ import numpy as np
 
 from ladder_sim.analysis.advice import RANKS, Advice, Objective, Option, Unfit, pareto_front
 from ladder_sim.closed_loop.step import simulate_requests
-from ladder_sim.costs.fitting import fit_error
-from ladder_sim.costs.memory import memory_use, total_bytes
+from ladder_sim.costs.memory import fit_error, memory_use, total_bytes
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.des.shared import Floats
 from ladder_sim.display.labels import load_label
@@ -80,7 +79,7 @@ def _times(replica: _Replica, variants: tuple[str, ...], profile: str | Calibrat
     if fits.any():
         try:
             measured = resolve_profile(scenario, profile)
-            given = measured.given if measured else None
+            given = measured.measurement if measured else None
             profiles = [
                 where_measured(at_load(scenario, scenario.plan, number), measured) if given else measured
                 for number in replica[1]

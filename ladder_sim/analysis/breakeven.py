@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from ladder_sim.answer import Answer
 from ladder_sim.confidence import Confidence, Interval
-from ladder_sim.costs.fitting import fit_error
-from ladder_sim.costs.memory import memory_use
+from ladder_sim.costs.memory import fit_error, memory_use
 from ladder_sim.display.document import Notes
 from ladder_sim.errors import InfeasibleError, UsageError
 from ladder_sim.prediction import resolve_profile

@@ -1,15 +1,18 @@
 """One scenario on several clusters, or under several stacks."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any
 
 from ladder_sim.answer import Answer
 from ladder_sim.display.document import Notes
-from ladder_sim.errors import LadderSimError, UnknownNameError, UsageError
+from ladder_sim.errors import InfeasibleError, LadderSimError, UnknownNameError, UsageError
 from ladder_sim.prediction import Predictions, predict
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario, formerly_a_dict, point_asked
+from ladder_sim.specs.scenario_warnings import DECISIVE, Caution
 from ladder_sim.specs.stack import StackSpec
 from ladder_sim.sweeps.grid import scenario_at
 from ladder_sim.sweeps.price import PRICE_CAVEAT, check_price, token_price
@@ -44,6 +47,8 @@ class Comparison(Answer, Sequence[Candidate]):
 
     candidates: tuple[Candidate, ...]
     """In the order asked for."""
+    left_out: tuple[str, ...] = ()
+    """Names on which the scenario cannot run, each with the reason."""
 
     def __getitem__(self, index: Any) -> Any:
         return self.candidates[index]
@@ -88,14 +93,17 @@ def compare(
     Returns
     -------
     Comparison
-        A sequence of `Candidate`, one for each name, in their order, with its `Predictions`.
+        A sequence of `Candidate`, one for each name on which the scenario can run, in their order, with its
+        `Predictions`; `left_out` has the others.
 
     Raises
     ------
     UsageError
-        There are fewer than two names, or prices do not match them.
+        There are fewer than two names, two mean the same, or prices do not match them.
     UnknownNameError
         A name is neither a cluster nor a stack.
+    InfeasibleError
+        The scenario can run on none of them.
 
     Examples
     --------
@@ -118,20 +126,30 @@ def compare(
             hint="compare clusters with clusters, stacks with stacks",
         )
     wirings = [variants] if isinstance(variants, str) else variants
-    candidates = []
+    candidates: list[Candidate] = []
+    left_out: list[str] = []
     for name, price in zip(names, of_each, strict=True):
         try:
             there = scenario_at({**point, kinds[name]: name})
             predictions = predict(there, wirings, profile=profile, ignore_memory=ignore_memory)
         except LadderSimError as error:
             error.message = f"{name}: {error.message}"
-            raise
+            if not isinstance(error, InfeasibleError) or len(left_out) == len(names) - 1:
+                raise
+            left_out.append(error.message)
+            continue
+        alike = [each.name for each in candidates if each.scenario == there]
+        if alike:
+            raise UsageError(f"{alike[0]} and {name} are one {kinds[name]}", hint="name each once")
         candidates.append(Candidate(name=name, scenario=there, predictions=predictions, usd_per_gpu_hour=price))
-    return Comparison(tuple(candidates))
+    return Comparison(tuple(candidates), tuple(left_out))
 
 
 def _cautions(candidates: Sequence[Candidate]) -> Iterator[str]:
-    """Yield warnings on stacks that share tables, on what cannot be compared, and on what prices are."""
+    """Yield warnings on what is modelled alike, stacks that share tables, what cannot be compared, and prices."""
+    for one, other in combinations(candidates, 2):
+        if _unnamed(one.scenario) == _unnamed(other.scenario):
+            yield Caution(f"nothing in the model tells {one.name} from {other.name}: their figures are equal", DECISIVE)
     sharing = [each for each in candidates if each.scenario.stack.shares_gemms]
     if len({each.scenario.stack for each in sharing}) > 1:
         *others, last = (each.name for each in sharing)
@@ -151,12 +169,17 @@ def _cautions(candidates: Sequence[Candidate]) -> Iterator[str]:
         yield PRICE_CAVEAT
 
 
+def _unnamed(scenario: Scenario) -> Scenario:
+    """Return a scenario whose cluster and stack have the same names as any other."""
+    return scenario.having(cluster=replace(scenario.cluster, name="one"), stack=replace(scenario.stack, name="one"))
+
+
 def kind_of(name: str) -> str:
     """Whether a name or file is a ``"cluster"`` or a ``"stack"``."""
     if name.endswith(".toml"):
         return "stack" if isinstance(catalog.cluster_or_stack(name), StackSpec) else "cluster"
-    for kind, known in (("cluster", catalog.cluster_names()), ("stack", catalog.stack_names())):
-        # stacks have versions, as in "vllm@0.19"
-        if (name.partition("@")[0] if kind == "stack" else name).strip().lower() in known:
+    for kind, read in (("cluster", catalog.cluster), ("stack", catalog.stack)):
+        with suppress(UnknownNameError):
+            read(name)
             return kind
     raise UnknownNameError("cluster or stack", name, (*catalog.cluster_names(), *catalog.stack_names()))

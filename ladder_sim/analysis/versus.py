@@ -416,7 +416,8 @@ def versus(
     predictions: dict[tuple[str, ...], Predictions] = {}
     for changes, changed in changes_to(base, techniques):
         splits = base.plan.sp or changed["techniques"].splitting
-        fitting = [name for name in names if not splits or _wiring(name, model).is_shared]
+        allowed = [name for name in names if name not in left_out]
+        fitting = [name for name in allowed if not splits or _wiring(name, model).is_shared]
         if techniques is None and any(change(name).limit for name in changes):
             # of limits only standard's has a row
             fitting = ["standard"]
@@ -425,19 +426,20 @@ def versus(
         if not fitting:
             continue
         try:
-            predictions[changes] = predict(
+            predictions[changes], refused = _predicted(
                 # refuses what does not fit the plan
                 base.having(**changed),
                 fitting if changes else [*fitting, NO_COMMUNICATION],
                 profile=profile,
                 ignore_memory=ignore_memory,
             )
+            left_out |= {" + ".join((name, *changes)): why for name, why in refused.items()}
         except UsageError as error:
             if not changes:
                 raise
             left_out[" + ".join(changes)] = error.message
     plain = predictions[()]
-    left_out |= {name: "ranks cannot split its residual (sp)" for name in names if name not in plain}
+    left_out |= {name: "ranks cannot split its residual (sp)" for name in names if name not in {*plain, *left_out}}
     options = [
         Option(prediction=each, plain=plain, retrained=each.variant not in (own, NO_COMMUNICATION), changes=changes)
         for changes, row in predictions.items()
@@ -466,6 +468,27 @@ def versus(
         bound=plain["standard"].request_s / (free.request_s - free.breakdown.busy_s.get("norm", 0.0)),
         named=tuple(named),
     )
+
+
+def _predicted(scenario: Scenario, wirings: Sequence[str], **how: Any) -> tuple[Predictions, dict[str, str]]:
+    """Predict wirings, and say why some cannot be, as where a profile of real passes has no time of a kernel.
+
+    Raises UsageError if the first one cannot be predicted, or none of the others.
+    """
+    try:
+        return predict(scenario, wirings, **how), {}
+    except UsageError:
+        first, *others = wirings
+        predict(scenario, [first], **how)
+        refused = {}
+        for name in others:
+            try:
+                predict(scenario, [first, name], **how)
+            except UsageError as error:
+                refused[name] = error.message
+                if len(refused) == len(others):
+                    raise
+        return predict(scenario, [name for name in wirings if name not in refused], **how), refused
 
 
 def _wiring(variant: str, model: ModelSpec) -> Wiring:

@@ -9,48 +9,35 @@ from typing import Annotated, cast
 import typer
 
 from ladder_sim.cli import flags
-from ladder_sim.cli.output import PANEL, Output, check_plot, draw, write
+from ladder_sim.cli.flags import in_asked, in_load
+from ladder_sim.cli.output import check_plot, draw, in_output, write
 from ladder_sim.errors import UsageError
-from ladder_sim.specs.arguments import ARGUMENTS, ASKED, LOAD, keywords_of
+from ladder_sim.specs.arguments import ARGUMENTS, keywords_of
 from ladder_sim.system.processes import cores
 from ladder_sim.units import parse_quantity
 
 
 def advise(
     context: typer.Context,
-    nodes: Annotated[
-        int | None,
-        typer.Option(help="Number of nodes; default: as many as --gpus fill, else 1.", rich_help_panel=ASKED),
-    ] = None,
-    gpus: Annotated[
-        int | None, typer.Option(help="GPUs that may be used; default: all of --nodes.", rich_help_panel=ASKED)
-    ] = None,
+    nodes: Annotated[int | None, in_asked(help="Number of nodes; default: as many as --gpus fill, else 1.")] = None,
+    gpus: Annotated[int | None, in_asked(help="GPUs that may be used; default: all of --nodes.")] = None,
     objective: Annotated[
         str | None,
-        typer.Option(
+        in_asked(
             help="tpot, ttft, tokens_per_s or tokens_per_gpu; default: tokens_per_s with --concurrency, else "
-            "tokens_per_gpu.",
-            rich_help_panel=ASKED,
+            "tokens_per_gpu."
         ),
     ] = None,
-    max_tpot: Annotated[
-        str | None, typer.Option(help="Longest time per token, e.g. 30ms.", rich_help_panel=ASKED)
-    ] = None,
+    max_tpot: Annotated[str | None, in_asked(help="Longest time per token, e.g. 30ms.")] = None,
     max_ttft: Annotated[
-        str | None,
-        typer.Option(
-            help="Longest time to first token, of a static batch that of all its prompts; e.g. 2s.",
-            rich_help_panel=ASKED,
-        ),
+        str | None, in_asked(help="Longest time to first token, of a static batch that of all its prompts; e.g. 2s.")
     ] = None,
     price: flags.Price = None,
     workers: Annotated[
-        int | None,
-        typer.Option(min=1, help="Processes for hundreds of plans; default: every core.", rich_help_panel=ASKED),
+        int | None, in_asked(min=1, help="Processes for hundreds of plans; default: every core.")
     ] = None,
     batches: Annotated[
-        str | None,
-        typer.Option(help="Static batches to try, without --concurrency; default: 1:256.", rich_help_panel=LOAD),
+        str | None, in_load(help="Static batches to try, without --concurrency; default: 1:256.")
     ] = None,
 ) -> None:
     """Find the plan and variant that serve requests best, or the plan, static batch and variant.
@@ -62,7 +49,6 @@ def advise(
     from ladder_sim.analysis.advice import Objective
 
     asked = flags.Asked.of(context, "nodes", "batch", ranged=True)
-    output = Output.of(context, asked.knobs["plot"], asked.cautions)
     searched = ("tp", "pp", "ep", "attention_dp", "dp", "sp")
     advice = search.advise(
         None,
@@ -77,7 +63,7 @@ def advise(
         workers=workers or cores(),
         **keywords_of({**asked.point("nodes", "batch", *searched), "nodes": nodes, "batch": batches}),
     )
-    output.give(advice)
+    asked.output.give(advice)
 
 
 def _seconds(text: str | None, flag: str) -> float:
@@ -95,19 +81,16 @@ def breakeven(
             metavar="FIELD[=RANGE]",
         ),
     ],
-    variant: Annotated[str, typer.Option(help="Whose gain it is.", rich_help_panel=ASKED)] = "ladder",
-    over: Annotated[
-        str, typer.Option(help="The variant to compare with, e.g. parallel.", rich_help_panel=ASKED)
-    ] = "standard",
-    gain: Annotated[str, typer.Option(help="The gain to search for, e.g. 20% or 0.2.", rich_help_panel=ASKED)] = "0%",
+    variant: Annotated[str, in_asked(help="Whose gain it is.")] = "ladder",
+    over: Annotated[str, in_asked(help="The variant to compare with, e.g. parallel.")] = "standard",
+    gain: Annotated[str, in_asked(help="The gain to search for, e.g. 20% or 0.2.")] = "0%",
 ) -> None:
     """Find the value of a field at which a variant's gain crosses a target."""
     from ladder_sim.analysis.breakeven import breakeven as search
 
     asked = flags.Asked.of(context)
-    output = Output.of(context, asked.knobs["plot"], asked.cautions)
     name, equals, given = field.partition("=")
-    output.give(
+    asked.output.give(
         search(
             None,
             name,
@@ -125,16 +108,14 @@ def compare(
     context: typer.Context,
     names: Annotated[list[str], typer.Argument(help="Clusters or stacks, by catalog id or file.", metavar="NAME...")],
     price: Annotated[
-        list[float] | None,
-        typer.Option(help="US dollars per GPU and hour; once, or once per name in their order.", rich_help_panel=PANEL),
+        list[float] | None, in_output(help="US dollars per GPU and hour; once, or once per name in their order.")
     ] = None,
 ) -> None:
     """Predict the same scenario on several clusters, or under several stacks, side by side."""
     from ladder_sim.analysis import compare as analysis
 
     asked = flags.Asked.of(context)
-    output = Output.of(context, asked.knobs["plot"], asked.cautions)
-    output.give(
+    asked.output.give(
         analysis.compare(
             None,
             names,
@@ -148,17 +129,16 @@ def compare(
 
 def sensitivity(
     context: typer.Context,
-    step: Annotated[float, typer.Option(help="Change of each figure in percent.", rich_help_panel=ASKED)] = 10.0,
+    step: Annotated[float, in_asked(help="Change of each figure in percent.")] = 10.0,
 ) -> None:
     """Change each hardware figure and cost a little, and report how time and speedup change."""
     from ladder_sim.analysis import sensitivity as analysis
     from ladder_sim.sweeps.grid import scenario_at
 
     asked = flags.Asked.of(context)
-    output = Output.of(context, asked.knobs["plot"], asked.cautions)
     scenario = scenario_at(asked.point())
     how = asked.how("ignore_memory")
-    output.give(analysis.sensitivity(scenario, asked.variants or None, step=step / 100.0, **how))
+    asked.output.give(analysis.sensitivity(scenario, asked.variants or None, step=step / 100.0, **how))
 
 
 def predict(context: typer.Context) -> None:
@@ -167,57 +147,40 @@ def predict(context: typer.Context) -> None:
     from ladder_sim.prediction import predict as simulate
 
     asked = flags.Asked.of(context)
-    output = Output.of(context, asked.knobs["plot"], asked.cautions)
     timeline = asked.knobs["timeline"] and Path(asked.knobs["timeline"])
     check_plot(timeline)
     how = asked.how("engine", "jitter", "seed", "ignore_memory")
     predictions = simulate(asked.scenario(), asked.variants or None, **how)
     draw(lambda: predictions.plot("timeline"), timeline)
-    output.give(predictions)
+    asked.output.give(predictions)
 
 
 def versus(
     context: typer.Context,
     variant: Annotated[
-        list[str] | None,
-        typer.Option(help="Wirings to compare; default: those that suit the model.", rich_help_panel=ASKED),
+        list[str] | None, in_asked(help="Wirings to compare; default: those that suit the model.")
     ] = None,
     technique: Annotated[
         list[str] | None,
-        typer.Option(
+        in_asked(
             help="Techniques to compare, joined by + for several at once; default: all that apply.",
-            rich_help_panel=ASKED,
             autocompletion=flags.completion(ARGUMENTS["technique"]),
         ),
     ] = None,
-    rate: Annotated[
-        float,
-        typer.Option(help="Requests per second: GPUs that the leading options need.", rich_help_panel=LOAD),
-    ] = 0.0,
+    rate: Annotated[float, in_load(help="Requests per second: GPUs that the leading options need.")] = 0.0,
     slo: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Bounds on times at that rate, e.g. ttft_p95=500ms,tpot_p95=30ms; repeatable.", rich_help_panel=LOAD
-        ),
+        list[str] | None, in_load(help="Bounds on times at that rate, e.g. ttft_p95=500ms,tpot_p95=30ms; repeatable.")
     ] = None,
-    requests: Annotated[int, typer.Option(help="How many are simulated.", rich_help_panel=LOAD)] = 500,
-    seeds: Annotated[int, typer.Option(help="Seeds to simulate.", rich_help_panel=LOAD)] = 3,
+    requests: Annotated[int, in_load(help="How many are simulated.")] = 500,
+    seeds: Annotated[int, in_load(help="Seeds to simulate.")] = 3,
     map_: Annotated[
         Path | None,
-        typer.Option(
-            "--map",
-            help="Draw what gains most by link latency and number of requests: .html, .png or .svg.",
-            rich_help_panel=PANEL,
-        ),
+        in_output("--map", help="Draw what gains most by link latency and number of requests: .html, .png or .svg."),
     ] = None,
     search: Annotated[
-        Path | None,
-        typer.Option(help="File of what each layer may choose: find the best wiring instead.", rich_help_panel=ASKED),
+        Path | None, in_asked(help="File of what each layer may choose: find the best wiring instead.")
     ] = None,
-    write_: Annotated[
-        Path | None,
-        typer.Option("--write", help="With --search: write the best as a wiring file.", rich_help_panel=PANEL),
-    ] = None,
+    write_: Annotated[Path | None, in_output("--write", help="With --search: write the best as a wiring file.")] = None,
 ) -> None:
     """Compare what hides communication: techniques without retraining, and wirings that need it."""
     from ladder_sim.analysis.versus import under_load
@@ -226,14 +189,13 @@ def versus(
     from ladder_sim.system.progress import Progress
 
     asked = flags.Asked.of(context, "technique")
-    output = Output.of(context, asked.knobs["plot"], asked.cautions)
     check_plot(map_)
     if search is not None:
-        if variant or rate or slo or map_ or output.plot:
+        if variant or rate or slo or map_ or asked.output.plot:
             raise UsageError(
                 "--search: finds a wiring alone", hint="leave out --variant, --rate, --slo, --map and plot"
             )
-        _search(asked, output, search, write_, flags.split_names(technique))
+        _search(asked, search, write_, flags.split_names(technique))
         return
     if write_ is not None:
         raise UsageError("--write: there is nothing to write", hint="--search space.toml finds a wiring")
@@ -263,10 +225,10 @@ def versus(
         traffic = Traffic(prompt=prompts, gen=answers, rate=rate, requests=requests)
         with Progress(1, "points") as progress:
             result = under_load(result, traffic, bounds, seeds=seeds, profile=how["profile"], watch=progress)
-    output.give(result)
+    asked.output.give(result)
 
 
-def _search(asked: flags.Asked, output: Output, space: Path, written: Path | None, techniques: Sequence[str]) -> None:
+def _search(asked: flags.Asked, space: Path, written: Path | None, techniques: Sequence[str]) -> None:
     """Find the best wiring of a search space, and write it to a file if there is one."""
     from ladder_sim.search.search import search
     from ladder_sim.search.space import read_space
@@ -283,4 +245,4 @@ def _search(asked: flags.Asked, output: Output, space: Path, written: Path | Non
     if written is not None and found.best is not None:
         write(parse(found.best.variant).toml, written)
         found = replace(found, file=written)
-    output.give(found)
+    asked.output.give(found)

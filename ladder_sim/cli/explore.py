@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,22 +16,18 @@ if TYPE_CHECKING:
     from ladder_sim.explorer.allowlist import Allowlist
 
 ANY = "0.0.0.0"
-_PAGE = "Page"
+in_page = partial(typer.Option, rich_help_panel="Page")
 # of a page that no scenario was given for: an engine that is neither idle nor full
 _USUAL = "stack=vllm&concurrency=64"
 
 
 def explore(
     context: typer.Context,
-    port: Annotated[int, typer.Option(help="0 picks a free one.", rich_help_panel=_PAGE)] = 8050,
-    host: Annotated[
-        str,
-        typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.", rich_help_panel=_PAGE),
-    ] = "127.0.0.1",
-    no_open: Annotated[bool, typer.Option("--no-open", help="Only print the address.", rich_help_panel=_PAGE)] = False,
+    port: Annotated[int, in_page(help="0 picks a free one.")] = 8050,
+    host: Annotated[str, in_page(help="Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
+    no_open: Annotated[bool, in_page("--no-open", help="Only print the address.")] = False,
     export: Annotated[
-        Path | None,
-        typer.Option(help="Write the page into a folder that any static host serves instead.", rich_help_panel=_PAGE),
+        Path | None, in_page(help="Write the page into a folder that any static host serves instead.")
     ] = None,
 ) -> None:
     """Open a page in the browser that answers one question with an interval, and shows why."""

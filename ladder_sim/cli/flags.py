@@ -2,17 +2,18 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 import typer
 from typer.core import TyperCommand
 
-from ladder_sim.cli.output import PANEL
+from ladder_sim.cli.output import Output, in_output
 from ladder_sim.errors import UsageError
-from ladder_sim.specs.arguments import ARGUMENTS, ASKED, DEFAULTS, REQUESTS, Argument
+from ladder_sim.specs.arguments import ARGUMENTS, ASKED, DEFAULTS, LOAD, REQUESTS, Argument
 from ladder_sim.specs.reading import read_value
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.scenario_warnings import DECISIVE, Caution
 from ladder_sim.specs.server_command import ServerCommand, read_server_command
 from ladder_sim.specs.settings import find_setting, settings, unknown_setting
 from ladder_sim.wirings.names import FAMILIES
@@ -20,6 +21,8 @@ from ladder_sim.wirings.names import FAMILIES
 if TYPE_CHECKING:
     from ladder_sim.costs.profile import CalibrationProfile
 
+# options by their group in help
+in_asked, in_load = (partial(typer.Option, rich_help_panel=panel) for panel in (ASKED, LOAD))
 # arguments of which commands that search take several values
 RANGED = ("tp", "pp", "ep", "attention_dp", "dp", "concurrency")
 
@@ -103,11 +106,6 @@ def knobs_of(command: str) -> Mapping[str, Knob]:
     return {each.name: each for each in _TABLE if command in each.commands}
 
 
-def commands_with(name: str) -> list[str]:
-    """Return the commands that take a parameter without a flag; none if no command has one of this name."""
-    return [_shown(command) for each in _TABLE if each.name == name for command in each.commands]
-
-
 def instead_of(flag: str, command: str) -> str:
     """Return what to write instead of a flag that a command had in an earlier version; empty: it never had it."""
     if flag == "--save":
@@ -182,30 +180,23 @@ def ranged(name: str) -> Any:
 
 
 _PATTERNS = ", ".join(family.pattern for family in FAMILIES.values())
-Variant = Annotated[
-    list[str] | None,
-    typer.Option(help=f"{_PATTERNS}, hybrid-NAME:K; repeatable, commas allowed.", rich_help_panel=ASKED),
-]
-Profile = Annotated[
-    str | None, typer.Option(help="Measured profile: name or file; 'none' for the datasheet.", rich_help_panel=ASKED)
-]
+Variant = Annotated[list[str] | None, in_asked(help=f"{_PATTERNS}, hybrid-NAME:K; repeatable, commas allowed.")]
+Profile = Annotated[str | None, in_asked(help="Measured profile: name or file; 'none' for the datasheet.")]
 Measured = Annotated[
     str | None,
-    typer.Option(
+    in_asked(
         help="What this deployment measures as standard, e.g. tpot=19ms, ttft=0.2s, tok/s=900, joined by commas; "
-        "with tp=4 or others where it is not the scenario; or a result file.",
-        rich_help_panel=ASKED,
+        "with tp=4 or others where it is not the scenario; or a result file."
     ),
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option(
+    in_asked(
         "--set",
         help="NAME=VALUE for any figure and what has no flag: gpu.kernel=2us, plot=a.svg; `list settings` shows all.",
-        rich_help_panel=ASKED,
     ),
 ]
-Price = Annotated[float | None, typer.Option(help="US dollars per GPU and hour.", rich_help_panel=PANEL)]
+Price = Annotated[float | None, in_output(help="US dollars per GPU and hour.")]
 
 
 def scenario(
@@ -236,10 +227,8 @@ def scenario(
 
 ServerLine = Annotated[
     str | None,
-    typer.Option(
-        "--as",
-        help='How the server is started, e.g. "vllm serve MODEL -tp 4 --max-num-seqs 128"; flags go before it.',
-        rich_help_panel=ASKED,
+    in_asked(
+        "--as", help='How the server is started, e.g. "vllm serve MODEL -tp 4 --max-num-seqs 128"; flags go before it.'
     ),
 ]
 
@@ -305,8 +294,10 @@ class Asked:
     """Variants that were named."""
     knobs: Mapping[str, Any]
     """Values of the parameters of the command that have no flag, by name."""
-    cautions: Sequence[str] = ()
+    cautions: Sequence[str]
     """Options of a server's command line that are not simulated, in a sentence each."""
+    output: Output
+    """Form of the answer."""
 
     @classmethod
     def of(cls, context: typer.Context, *without: str, ranged: bool = False, requests: str = "") -> Self:
@@ -326,9 +317,18 @@ class Asked:
         if (line := context.params.get("as_")) is not None:
             command = read_server_command(line)
             started = _started(command, ranged=ranged)
+            cautions = (
+                *command.cautions,
+                *(
+                    Caution(f"{name} is {arguments[name]}, as its flag says; --as says {text}", DECISIVE)
+                    for name, text in command.arguments.items()
+                    if name in arguments
+                    and name in started
+                    and _read(name, arguments[name], started[name]) != started[name]
+                ),
+            )
             arguments = {**{name: value for name, value in started.items() if name not in left_out}, **arguments}
             asked_settings = [*(f"{name}={value}" for name, value in command.settings.items()), *asked_settings]
-            cautions = command.cautions
         knobs = knobs_of(str(context.info_name))
         rare = [each.name for each in ARGUMENTS.values() if not each.has_flag and each.name not in left_out]
         values = {name: knob.default for name, knob in knobs.items()}
@@ -343,7 +343,8 @@ class Asked:
                 is_flag = ARGUMENTS[name].kind is bool and not ranged
                 arguments[name] = ARGUMENTS[name].read(text, name=name) if is_flag else text
             elif find_setting(key) is None:
-                raise unknown_setting(key, also=(*knobs, *rare), commands=commands_with(name))
+                elsewhere = [_shown(command) for each in _TABLE if each.name == name for command in each.commands]
+                raise unknown_setting(key, also=(*knobs, *rare), commands=elsewhere)
             else:
                 figures[key] = text
         profile, variant = map(context.params.get, ("profile", "variant"))
@@ -356,6 +357,7 @@ class Asked:
             variants=variants,
             knobs=values,
             cautions=cautions,
+            output=Output.of(context, values.get("plot"), cautions),
         )
 
     def scenario(self) -> Scenario:
@@ -379,9 +381,10 @@ class Asked:
         if not self.measured:
             return self.profile
         # imported here: few commands are given a measurement
-        from ladder_sim.conditioning import condition, read_measured
+        from ladder_sim.conditioning import read_measured
 
-        figures, fields = read_measured(self.measured)
+        measured = read_measured(self.measured)
+        fields = measured.fields
         several = {
             name
             for name, value in self.arguments.items()
@@ -406,7 +409,12 @@ class Asked:
             )
         # what serves requests one by one meets other patterns of them
         elsewhere = load is not None or bool(several) or any(asked.get(name) != value for name, value in fields.items())
-        return condition(scenario, **figures, elsewhere=elsewhere, profile=self.profile)
+        return measured.moving(scenario, self.arguments, elsewhere=elsewhere, profile=self.profile)
+
+
+def _read(name: str, given: Any, like: Any) -> Any:
+    """Return the value of a flag, read if that of another command line is."""
+    return given if isinstance(given, type(like)) else ARGUMENTS[name].read(str(given), name=name)
 
 
 def _started(command: ServerCommand, *, ranged: bool) -> dict[str, Any]:

@@ -1,10 +1,12 @@
 """The form of an answer: text, JSON or CSV, and a figure."""
 
+import json as json_format
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
@@ -13,11 +15,13 @@ from ladder_sim.system.files import write_file
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
+    from rich.console import RenderableType
 
     from ladder_sim.answer import Answer
     from ladder_sim.display.document import Notes
 
-PANEL = "Output"
+# options by their group in help
+in_output = partial(typer.Option, rich_help_panel="Output")
 
 
 def write(text: str, save: Path | None) -> None:
@@ -27,6 +31,24 @@ def write(text: str, save: Path | None) -> None:
         return
     write_file(save, text)
     print(f"written: {save}", file=sys.stderr)
+
+
+def check_result_file(save: Path | None, *, json: bool) -> None:
+    """Refuse a file whose name does not say the form of a result, before anything is measured."""
+    if save and not json and save.suffix.lower() not in (".json", ".txt"):
+        raise UsageError(f"--save '{save}': must end in .json or .txt", hint="or add --json")
+
+
+def write_result(result: Mapping[str, Any], report: "RenderableType", save: Path | None, *, json: bool) -> None:
+    """Print a result as text or JSON, or write it to a file."""
+    from ladder_sim.report import console
+
+    if json or (save and save.suffix.lower() == ".json"):
+        write(json_format.dumps(result, indent=1) + "\n", save)
+    elif save:
+        write(console.to_text(report), save)
+    else:
+        console.show(report)
 
 
 def draw(figure: "Callable[[], go.Figure]", plot: Path | None) -> None:
@@ -39,11 +61,11 @@ def draw(figure: "Callable[[], go.Figure]", plot: Path | None) -> None:
     print(f"written: {plot}", file=sys.stderr)
 
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON object.", rich_help_panel=PANEL)]
-Csv = Annotated[bool, typer.Option("--csv", help="One CSV row per result.", rich_help_panel=PANEL)]
+Json = Annotated[bool, in_output("--json", help="One JSON object.")]
+Csv = Annotated[bool, in_output("--csv", help="One CSV row per result.")]
 
 
-Explain = Annotated[bool, typer.Option("--explain", help="What is behind the answer, after it.", rich_help_panel=PANEL)]
+Explain = Annotated[bool, in_output("--explain", help="What is behind the answer, after it.")]
 
 
 def form(explain: Explain = False, json: Json = False, csv: Csv = False) -> None:
@@ -70,8 +92,8 @@ class Output:
             )
 
     @classmethod
-    def of(cls, context: typer.Context, plot: str | None, cautions: Sequence[str] = ()) -> Self:
-        """Read the flags of a command that has those of `form`."""
+    def of(cls, context: typer.Context, plot: str | None, cautions: Sequence[str]) -> Self:
+        """Read the flags of a command, those of `form` if it has them."""
         json, csv = map(context.params.get, ("json", "csv"))
         if json and csv:
             raise UsageError("--json and --csv exclude each other", hint="leave one out")

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from ladder_sim.cli.flags import PASSED_ON, of_context
-from ladder_sim.cli.output import PANEL, write
+from ladder_sim.cli.output import check_result_file, in_output, write_result
 from ladder_sim.errors import MissingDependencyError, MissingPackageError, UnknownNameError, UsageError, install_command
 from ladder_sim.hf.types import WRITTEN
 from ladder_sim.specs import catalog
@@ -49,20 +49,15 @@ class Bench:
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="With --bench: KEY=VALUE of model or stack, e.g. model.layers=4.")
     ] = None
-    json: Annotated[bool, typer.Option("--json", help="With --bench: one JSON object.", rich_help_panel=PANEL)] = False
-    save: Annotated[
-        Path | None, typer.Option(help="With --bench: write to a file, .json or .txt.", rich_help_panel=PANEL)
-    ] = None
+    json: Annotated[bool, in_output("--json", help="With --bench: one JSON object.")] = False
+    save: Annotated[Path | None, in_output(help="With --bench: write to a file, .json or .txt.")] = None
 
     def measure(self, options: Sequence[str]) -> None:
         """Measure random weights and show the result; `options` are the runtime's."""
-        suffix = self.save.suffix.lower() if self.save else ".txt"
-        if not self.json and suffix not in (".json", ".txt"):
-            raise UsageError(f"--save '{self.save}': must end in .json or .txt", hint="or add --json")
+        check_result_file(self.save, json=self.json)
         require_torch()
         # imported here: `--help` needs no simulator
         from ladder_sim.prediction import default_variants
-        from ladder_sim.report import console
 
         spec, engine, config = _resolve(self.model, self.stack or "gpt-fast", settings(self.set_ or []))
         with tempfile.TemporaryDirectory(prefix="ladder-sim-") as folder:
@@ -72,12 +67,7 @@ class Bench:
             variants = [f"--variant={names}" for names in self.variant or default_variants(Scenario(model=spec, tp=1))]
             result = json_format.loads(runtime(["bench", *flags(own), *variants, *options], capture=True))
         result["run"] |= {"model": spec.name, "stack": engine.name}
-        if self.json or suffix == ".json":
-            write(json_format.dumps(result, indent=1) + "\n", self.save)
-        elif self.save:
-            write(console.to_text(_report(result)), self.save)
-        else:
-            console.show(_report(result))
+        write_result(result, _report(result), self.save, json=self.json)
 
 
 def _show_help(context: typer.Context, wanted: bool) -> None:
@@ -243,18 +233,15 @@ COMMANDS = {
 calibrate = typer.Typer(help="Make, read and compare measured profiles.", no_args_is_help=True, add_completion=False)
 
 
-def pass_on(context: typer.Context, command: str) -> None:
-    """Run ``python -m ladder_sim_calibration COMMAND`` with the context's arguments, and exit with its code."""
-    if importlib.util.find_spec("ladder_sim_calibration") is None:
-        raise MissingDependencyError("the package 'ladder_sim_calibration' is missing", hint=install_command())
-    debug = ["--debug"] if context.find_root().params["debug"] else []
-    code, _ = processes.run(["ladder_sim_calibration", *debug, command, *context.args])
-    raise typer.Exit(code)
-
-
 def _passing_on(command: str) -> Callable[[typer.Context], None]:
+    """Return what runs ``python -m ladder_sim_calibration COMMAND`` with its arguments, and exits with its code."""
+
     def run(context: typer.Context) -> None:
-        pass_on(context, command)
+        if importlib.util.find_spec("ladder_sim_calibration") is None:
+            raise MissingDependencyError("the package 'ladder_sim_calibration' is missing", hint=install_command())
+        debug = ["--debug"] if context.find_root().params["debug"] else []
+        code, _ = processes.run(["ladder_sim_calibration", *debug, command, *context.args])
+        raise typer.Exit(code)
 
     return run
 

@@ -7,16 +7,12 @@ from typing import Annotated, Any
 import typer
 
 from ladder_sim.cli import flags
-from ladder_sim.cli.output import Output
-from ladder_sim.specs.arguments import ASKED, LOAD
+from ladder_sim.cli.flags import in_asked, in_load
 
 # tokens of a prompt and of an answer by default
 PROMPT, GEN = "1024", "256"
 
-Variants = Annotated[
-    list[str] | None,
-    typer.Option(help="As in predict; standard and ladder by default.", rich_help_panel=ASKED),
-]
+Variants = Annotated[list[str] | None, in_asked(help="As in predict; standard and ladder by default.")]
 _SLO = "Bounds on times, e.g. ttft_p95=500ms,tpot_p95=30ms; repeatable."
 
 
@@ -24,32 +20,19 @@ _SLO = "Bounds on times, e.g. ttft_p95=500ms,tpot_p95=30ms; repeatable."
 class Requests:
     """Requests that arrive, as typed."""
 
-    prompt: Annotated[
-        str,
-        typer.Option(help="Tokens of prompts: 1024, uniform:512:1536 or lognormal:MEDIAN:SIGMA.", rich_help_panel=LOAD),
-    ] = PROMPT
-    gen: Annotated[str, typer.Option(help="Tokens of answers, likewise.", rich_help_panel=LOAD)] = GEN
-    rate: Annotated[float, typer.Option(help="Requests per second.", rich_help_panel=LOAD)] = 0.0
+    prompt: Annotated[str, in_load(help="Tokens of prompts: 1024, uniform:512:1536 or lognormal:MEDIAN:SIGMA.")] = (
+        PROMPT
+    )
+    gen: Annotated[str, in_load(help="Tokens of answers, likewise.")] = GEN
+    rate: Annotated[float, in_load(help="Requests per second.")] = 0.0
     concurrency: Annotated[
-        int,
-        typer.Option(
-            help="Requests in flight at all times, instead of a rate; with --rate, the most at a time.",
-            rich_help_panel=LOAD,
-        ),
+        int, in_load(help="Requests in flight at all times, instead of a rate; with --rate, the most at a time.")
     ] = 0
-    requests: Annotated[
-        int | None, typer.Option(help="How many requests: 1000 by default, or all of a trace.", rich_help_panel=LOAD)
-    ] = None
-    seeds: Annotated[
-        int | None,
-        typer.Option(help="Seeds to simulate, for intervals: 5 by default, in capacity 3.", rich_help_panel=LOAD),
-    ] = None
+    requests: Annotated[int | None, in_load(help="How many requests: 1000 by default, or all of a trace.")] = None
+    seeds: Annotated[int | None, in_load(help="Seeds to simulate, for intervals: 5 by default, in capacity 3.")] = None
     steps: Annotated[
         Path | None,
-        typer.Option(
-            help="Step times of a running vLLM, from `calibrate fit-steps`, instead of simulated ones.",
-            rich_help_panel=LOAD,
-        ),
+        in_load(help="Step times of a running vLLM, from `calibrate fit-steps`, instead of simulated ones."),
     ] = None
 
 
@@ -82,12 +65,9 @@ def serve(
     price: flags.Price = None,
     trace: Annotated[
         Path | None,
-        typer.Option(
-            help="File of requests instead of a rate: Mooncake, Azure LLM, BurstGPT, AIPerf or vllm bench serve.",
-            rich_help_panel=LOAD,
-        ),
+        in_load(help="File of requests instead of a rate: Mooncake, Azure LLM, BurstGPT, AIPerf or vllm bench serve."),
     ] = None,
-    slo: Annotated[list[str] | None, typer.Option(help=_SLO, rich_help_panel=LOAD)] = None,
+    slo: Annotated[list[str] | None, in_load(help=_SLO)] = None,
 ) -> None:
     """Simulate requests that arrive under load, one by one, and show their times for each variant."""
     from ladder_sim.serving.serve import serve as simulate
@@ -96,7 +76,6 @@ def serve(
     from ladder_sim.traces.perfetto import write_steps
 
     asked = _asked(context)
-    output = Output.of(context, asked.knobs["plot"], asked.cautions)
     perfetto = asked.knobs["perfetto"] and Path(asked.knobs["perfetto"])
     check_folder("perfetto", perfetto)
     with Progress(1, "requests") as progress:
@@ -105,18 +84,18 @@ def serve(
             trace=trace,
             slo=",".join(slo) if slo else None,
             usd_per_gpu_hour=price,
-            record=output.plot is not None or perfetto is not None,
+            record=asked.output.plot is not None or perfetto is not None,
             watch=progress,
             **{name: asked.knobs[name] for name in ("speed", "engine", "prefill_replicas")},
         )
     if perfetto is not None:
         write_steps(perfetto, {name: each.outcome for name, each in served.items()})
-    output.give(served)
+    asked.output.give(served)
 
 
 def capacity(
     context: typer.Context,
-    slo: Annotated[list[str], typer.Option(help=_SLO, rich_help_panel=LOAD)],
+    slo: Annotated[list[str], in_load(help=_SLO)],
     variant: Variants = None,
     price: flags.Price = None,
 ) -> None:
@@ -125,14 +104,13 @@ def capacity(
     from ladder_sim.system.progress import Progress
 
     asked = _asked(context, "dp", ranged=True)
-    output = Output.of(context, asked.knobs["plot"], asked.cautions)
     with Progress(1, "points") as progress:
         need = search(
             **_load(context, asked),
             slo=",".join(slo),
             usd_per_gpu_hour=price,
-            curves=output.plot is not None,
+            curves=asked.output.plot is not None,
             watch=progress,
             say=progress.say,
         )
-    output.give(need)
+    asked.output.give(need)

@@ -1,16 +1,16 @@
 """`ladder-sim sweep`: every combination of some fields' values."""
 
 import sys
-from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ladder_sim.cli import flags
-from ladder_sim.cli.output import PANEL, Csv, Explain, Output, check_plot, draw, warn
+from ladder_sim.cli.flags import in_asked
+from ladder_sim.cli.output import Csv, Explain, Output, draw, in_output, warn
 from ladder_sim.errors import InfeasibleError, UsageError
-from ladder_sim.specs.arguments import ASKED
 from ladder_sim.system.processes import cores, ending_children
 from ladder_sim.system.progress import Progress
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 FEW_POINTS, FEW_CHUNKS = 200_000, 8
 
 LEFT_OUT = "rates and speedups of so many points have no intervals: --set intervals=true adds them, and takes longer"
-_RUN = "Run"
+in_run = partial(typer.Option, rich_help_panel="Run")
 
 
 def sweep(
@@ -32,43 +32,30 @@ def sweep(
     gpus_per_node: Annotated[str | None, flags.ranged("gpus_per_node")] = None,
     stack: Annotated[str | None, flags.ranged("stack")] = None,
     dtype: Annotated[str | None, flags.ranged("dtype")] = None,
-    variant: Annotated[
-        list[str] | None, typer.Option(help="As in predict; desync:2:8:x2 for several.", rich_help_panel=ASKED)
-    ] = None,
+    variant: Annotated[list[str] | None, in_asked(help="As in predict; desync:2:8:x2 for several.")] = None,
     technique: Annotated[str | None, flags.ranged("technique")] = None,
     allreduce: Annotated[str | None, flags.ranged("allreduce")] = None,
     p2p: Annotated[str | None, flags.ranged("p2p")] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option(
+        in_asked(
             "--set",
             help="KEY=RANGE for any figure, e.g. gpu.kernel=2,3us or 1:8:x2us or 1:8:+1us, and for what has no flag.",
-            rich_help_panel=ASKED,
         ),
     ] = None,
     price: flags.Price = None,
     batch: Annotated[str | None, flags.ranged("batch")] = None,
     prompt: Annotated[str | None, flags.ranged("prompt")] = None,
     gen: Annotated[str | None, flags.ranged("gen")] = None,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes; default: every core.", rich_help_panel=_RUN)
-    ] = None,
-    dask: Annotated[
-        str | None, typer.Option(help="Scheduler of a Dask cluster, e.g. tcp://host:8786.", rich_help_panel=_RUN)
-    ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Run more than 50 million points.", rich_help_panel=_RUN)] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object per line.", rich_help_panel=PANEL)] = False,
+    workers: Annotated[int | None, in_run(min=1, help="Processes; default: every core.")] = None,
+    dask: Annotated[str | None, in_run(help="Scheduler of a Dask cluster, e.g. tcp://host:8786.")] = None,
+    yes: Annotated[bool, in_run("--yes", help="Run more than 50 million points.")] = False,
+    json: Annotated[bool, in_output("--json", help="One JSON object per line.")] = False,
     csv: Csv = False,
     explain: Explain = False,
-    save: Annotated[
-        Path | None, typer.Option(help="Write to .csv, .jsonl or .parquet as it runs.", rich_help_panel=PANEL)
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on where an interrupted --save stopped.", rich_help_panel=PANEL)
-    ] = False,
-    over: Annotated[
-        str, typer.Option(help="What a map, --set plot=FILE, compares ladder with.", rich_help_panel=PANEL)
-    ] = "standard",
+    save: Annotated[Path | None, in_output(help="Write to .csv, .jsonl or .parquet as it runs.")] = None,
+    resume: Annotated[bool, in_output("--resume", help="Go on where an interrupted --save stopped.")] = False,
+    over: Annotated[str, in_output(help="What a map, --set plot=FILE, compares ladder with.")] = "standard",
 ) -> None:
     """Predict every combination of some fields' values, thousands a second."""
     # imported here: `--help` needs no simulator
@@ -80,12 +67,9 @@ def sweep(
     asked = flags.Asked.of(context, ranged=True)
     ranges = {**asked.arguments, **asked.settings}
     how = asked.how("ignore_memory")
-    plot = asked.knobs["plot"] and Path(asked.knobs["plot"])
-    if json and csv:
-        raise UsageError("--json and --csv exclude each other", hint="leave one out")
+    plot = asked.output.plot
     if resume and save is None:
         raise UsageError("--resume without --save", hint="name the file whose sweep was interrupted")
-    check_plot(plot)
     output = Output(form="csv" if csv or json or save else "text", explain=explain)
     form = "jsonl" if json else "csv" if csv else file_format(save) if save else ""
     names = asked.variants or None
@@ -95,12 +79,14 @@ def sweep(
     intervals = asked.knobs["intervals"]
     priced = options_of(grid, asked.profile, how["ignore_memory"], price, intervals=intervals)
     executor = _executor(grid.size, grid.chunks, workers, dask)
-    table = None
+    table, feasible = None, 0
     with ending_children(), Progress(grid.size, "points") as progress:
         if save is not None:
             feasible = run_to_file(grid, priced, executor, save, form=form, resume=resume, progress=progress)
         elif form:
-            feasible = _print(stream(grid, priced, executor, form=form, progress=progress))
+            for payload, count in stream(grid, priced, executor, form=form, progress=progress):
+                sys.stdout.write(payload.decode())
+                feasible += count
         if plot is not None or not form:
             table = simulate(
                 None,
@@ -128,15 +114,6 @@ def sweep(
         draw(lambda: sweep_figure(points, over=over), plot if feasible else None)
     if not feasible:
         raise InfeasibleError("no point of the sweep can run", hint="the column 'infeasible' says why")
-
-
-def _print(pieces: Iterable[tuple[bytes, int]]) -> int:
-    """Write a file's pieces to stdout as they come; returns the points that have figures."""
-    feasible = 0
-    for payload, count in pieces:
-        sys.stdout.write(payload.decode())
-        feasible += count
-    return feasible
 
 
 def _executor(points: int, chunks: int, workers: int | None, dask: str | None) -> "Executor":

@@ -1,14 +1,15 @@
 """`ladder-sim trace`: read recorded runs, replay them, rewire them, write them for Perfetto."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 import typer
 
 from ladder_sim.cli import flags
-from ladder_sim.cli.output import Explain, Json, Output, draw
+from ladder_sim.cli.output import Explain, Json, Output, draw, in_output
 from ladder_sim.cli.run import Bench
 from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.specs.arguments import ARGUMENTS
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from ladder_sim.traces.trace import Trace
     from ladder_sim.traces.whatif import Changes
 
-_PART, _WHAT_IF, _OUTPUT = "Part of the run", "What if", "Output"
+in_part, in_what_if = (partial(typer.Option, rich_help_panel=panel) for panel in ("Part of the run", "What if"))
 
 trace = typer.Typer(
     help="Learn from a recorded run what ladder would give it.", no_args_is_help=True, add_completion=False
@@ -40,13 +41,10 @@ class Written:
 
     explain: Explain = False
     json: Json = False
-    save_trace: Annotated[
-        Path | None,
-        typer.Option(help="Write the simulated runs for Perfetto: .json or .json.gz.", rich_help_panel=_OUTPUT),
-    ] = None
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw the timeline: .html, .png or .svg.", rich_help_panel=_OUTPUT)
-    ] = None
+    save_trace: Annotated[Path | None, in_output(help="Write the simulated runs for Perfetto: .json or .json.gz.")] = (
+        None
+    )
+    plot: Annotated[Path | None, in_output(help="Draw the timeline: .html, .png or .svg.")] = None
 
     def give(self, answer: "Answer", runs: "Mapping[str, TraceGraph]") -> None:
         """Print the answer, draw its runs and write them for Perfetto, if any."""
@@ -62,17 +60,12 @@ class Written:
 class Part:
     """A part of a recorded run."""
 
-    step: Annotated[str | None, typer.Option(help="Only the step of this name.", rich_help_panel=_PART)] = None
+    step: Annotated[str | None, in_part(help="Only the step of this name.")] = None
     annotation: Annotated[
-        str | None,
-        typer.Option(
-            help="Steps begin at annotations or NVTX ranges with such a name, e.g. 'execute_*'.", rich_help_panel=_PART
-        ),
+        str | None, in_part(help="Steps begin at annotations or NVTX ranges with such a name, e.g. 'execute_*'.")
     ] = None
-    from_: Annotated[
-        str | None, typer.Option("--from", help="Only what starts from this time on, e.g. 20ms.", rich_help_panel=_PART)
-    ] = None
-    to: Annotated[str | None, typer.Option(help="Only what starts before this time.", rich_help_panel=_PART)] = None
+    from_: Annotated[str | None, in_part("--from", help="Only what starts from this time on, e.g. 20ms.")] = None
+    to: Annotated[str | None, in_part(help="Only what starts before this time.")] = None
 
     def of(self, files: list[Path]) -> "Trace":
         """Return the run, or what starts in the given time."""
@@ -91,28 +84,21 @@ class WhatIf:
     """Changes to a recorded run."""
 
     scale: Annotated[
-        list[str] | None,
-        typer.Option(help="Of a kind, name or module: gemm=0.5, '*flash*=2' or 'MLP_*=0.8'.", rich_help_panel=_WHAT_IF),
+        list[str] | None, in_what_if(help="Of a kind, name or module: gemm=0.5, '*flash*=2' or 'MLP_*=0.8'.")
     ] = None
-    no_launch_gaps: Annotated[
-        bool, typer.Option("--no-launch-gaps", help="Launch in no time, as CUDA graphs do.", rich_help_panel=_WHAT_IF)
-    ] = False
-    interconnect: Annotated[
-        str | None, typer.Option(help="Price all-reduces on this cluster of the catalog.", rich_help_panel=_WHAT_IF)
-    ] = None
-    nodes: Annotated[int, typer.Option(help="Nodes of that cluster.", rich_help_panel=_WHAT_IF)] = 1
-    tp: Annotated[
-        int | None, typer.Option(help="Ranks on that cluster; default: all its GPUs.", rich_help_panel=_WHAT_IF)
-    ] = None
-    allreduce: Annotated[str | None, typer.Option(help=ARGUMENTS["allreduce"].help, rich_help_panel=_WHAT_IF)] = None
+    no_launch_gaps: Annotated[bool, in_what_if("--no-launch-gaps", help="Launch in no time, as CUDA graphs do.")] = (
+        False
+    )
+    interconnect: Annotated[str | None, in_what_if(help="Price all-reduces on this cluster of the catalog.")] = None
+    nodes: Annotated[int, in_what_if(help="Nodes of that cluster.")] = 1
+    tp: Annotated[int | None, in_what_if(help="Ranks on that cluster; default: all its GPUs.")] = None
+    allreduce: Annotated[str | None, in_what_if(help=ARGUMENTS["allreduce"].help)] = None
     message_bytes: Annotated[
-        str | None,
-        typer.Option(help="Size of all-reduces that the trace does not know, e.g. 128KiB.", rich_help_panel=_WHAT_IF),
+        str | None, in_what_if(help="Size of all-reduces that the trace does not know, e.g. 128KiB.")
     ] = None
-    drop_gaps: Annotated[
-        bool,
-        typer.Option("--drop-gaps", help="Leave out gaps between kernels of a CUDA graph.", rich_help_panel=_WHAT_IF),
-    ] = False
+    drop_gaps: Annotated[bool, in_what_if("--drop-gaps", help="Leave out gaps between kernels of a CUDA graph.")] = (
+        False
+    )
 
     def __post_init__(self) -> None:
         network = (self.tp, self.allreduce, self.message_bytes)
@@ -128,16 +114,9 @@ class WhatIf:
         from ladder_sim.units import parse_quantity
 
         size = self.message_bytes
-        return Changes(
-            scale=dict(map(_factor, self.scale or [])),
-            no_launch_gaps=self.no_launch_gaps,
-            interconnect=self.interconnect,
-            nodes=self.nodes,
-            tp=self.tp,
-            allreduce=self.allreduce,
-            message_bytes=0.0 if size is None else parse_quantity(size, "bytes", name="--message-bytes"),
-            drop_gaps=self.drop_gaps,
-        )
+        size_bytes = 0.0 if size is None else parse_quantity(size, "bytes", name="--message-bytes")
+        read = {"scale": dict(map(_factor, self.scale or [])), "message_bytes": size_bytes}
+        return Changes(**{**asdict(self), **read})
 
 
 def _factor(text: str) -> tuple[str, float]:
@@ -203,9 +182,7 @@ def info(
 def replay(
     context: typer.Context,
     files: Files,
-    no_communication: Annotated[
-        bool, typer.Option("--no-communication", help="Remove every collective.", rich_help_panel=_WHAT_IF)
-    ] = False,
+    no_communication: Annotated[bool, in_what_if("--no-communication", help="Remove every collective.")] = False,
     max_error: Annotated[
         float | None,
         typer.Option(
@@ -274,8 +251,8 @@ def predict(
 def export(
     context: typer.Context,
     output: Annotated[Path, typer.Argument(help="File to write for Perfetto: .json or .json.gz.")],
-    variant: Annotated[str, typer.Option(help="Which wiring.", rich_help_panel=_OUTPUT)] = "ladder",
-    phase: Annotated[str, typer.Option(help="prefill or decode.", rich_help_panel=_OUTPUT)] = "decode",
+    variant: Annotated[str, in_output(help="Which wiring.")] = "ladder",
+    phase: Annotated[str, in_output(help="prefill or decode.")] = "decode",
 ) -> None:
     """Write the predicted passes of a prefill, or of a further token, as a trace."""
     import numpy as np
@@ -305,9 +282,7 @@ def diff(
     context: typer.Context,
     first: Annotated[Path, typer.Argument(help="Trace of a run.")],
     second: Annotated[Path, typer.Argument(help="Trace of another run.")],
-    save_trace: Annotated[
-        Path | None, typer.Option(help="Write both into one file for Perfetto.", rich_help_panel=_OUTPUT)
-    ] = None,
+    save_trace: Annotated[Path | None, in_output(help="Write both into one file for Perfetto.")] = None,
 ) -> None:
     """Compare two runs, recorded or simulated."""
     answer = Part().of([first]).diff(Part().of([second]))

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from ladder_sim.cli import flags
-from ladder_sim.cli.output import Output
 from ladder_sim.errors import UsageError
 from ladder_sim.system.files import shown_path
 from ladder_sim.validation.dataset import DEFAULT_DATASET, read_runs, read_table, result_file
@@ -58,7 +57,6 @@ def validate(
     from ladder_sim.validation.serving_table import is_serving_table, read_servings
 
     asked = flags.Asked.of(context, requests="the file has the requests")
-    output = Output.of(context, asked.knobs["plot"], asked.cautions)
     maximum = None if max_error is None else _fraction(max_error)
     if ranking and maximum is not None:
         raise UsageError("--max-error bounds errors, and --ranking prints losses", hint="leave one of them out")
@@ -67,14 +65,14 @@ def validate(
         _no_ranking(ranking)
         if level != "all" or maximum is not None or asked.arguments or asked.settings or asked.profile:
             raise UsageError("an archive holds its scenarios and its predictions", hint="leave other flags out")
-        output.give(read_archive(path))
+        asked.output.give(read_archive(path))
         return
     if path.suffix in _RESULTS:
         _no_ranking(ranking)
         if level != "all":
             raise UsageError("--level is for runs of static batches", hint="leave it out for a measured load")
         name = shown_path(path) if path == Path(dataset) else dataset
-        _validate_loads(path, name, asked, maximum, output)
+        _validate_loads(path, name, asked, maximum)
         return
     if asked.arguments or asked.settings:
         raise UsageError("the scenario is in the table: its flags are for a measured load", hint="leave them out")
@@ -82,19 +80,19 @@ def validate(
     if is_serving_table(content):
         if level != "all":
             raise UsageError("--level is for runs of static batches", hint="leave it out for a table of servings")
-        _validate_servings(read_servings(content, name), name, asked.profile, maximum, output, ranking=ranking)
+        _validate_servings(read_servings(content, name), name, asked, maximum, ranking=ranking)
         return
     _no_ranking(ranking)
     # checked there
     chosen = cast(comparison.Level, level)
     compared = comparison.validate(read_runs(content, name), chosen, profile=asked.profile)
     _require([each.note for each in compared.rows], any(each.tokens_per_s for each in compared.rows), name)
-    output.give(compared)
+    asked.output.give(compared)
     if maximum is not None:
         comparison.gate(compared.rows, maximum)
 
 
-def _validate_loads(path: Path, name: str, asked: flags.Asked, maximum: float | None, output: Output) -> None:
+def _validate_loads(path: Path, name: str, asked: flags.Asked, maximum: float | None) -> None:
     from ladder_sim.serving.requests.results import read_results
     from ladder_sim.system.progress import StatusLine
     from ladder_sim.validation.load import compare_loads, gate_loads
@@ -110,26 +108,20 @@ def _validate_loads(path: Path, name: str, asked: flags.Asked, maximum: float | 
             watch=lambda done: line.show(f"{done} of {len(results)} loads simulated"),
         )
     _require([each.note for each in compared], any(each.figures for each in compared), name)
-    output.give(compared)
+    asked.output.give(compared)
     if maximum is not None:
         gate_loads(compared, maximum)
 
 
 def _validate_servings(
-    servings: "Sequence[Serving]",
-    name: str,
-    profile: str | None,
-    maximum: float | None,
-    output: Output,
-    *,
-    ranking: bool,
+    servings: "Sequence[Serving]", name: str, asked: flags.Asked, maximum: float | None, *, ranking: bool
 ) -> None:
     from ladder_sim.validation import serving
     from ladder_sim.validation.ranking import rank_plans
 
-    compared = serving.compare_servings(servings, name=name, profile=profile)
+    compared = serving.compare_servings(servings, name=name, profile=asked.profile)
     _require([each.note for each in compared], any(each.ttft for each in compared), name)
-    output.give(rank_plans(compared, name=name) if ranking else compared)
+    asked.output.give(rank_plans(compared, name=name) if ranking else compared)
     if maximum is not None:
         serving.gate(compared, maximum)
 

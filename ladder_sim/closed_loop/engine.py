@@ -102,6 +102,16 @@ class Served:
             front_end_s=outside_s,
         )
 
+    def behind(self, fewer: "Served", times: float) -> "Served":
+        """Return the requests where more clients wait in a queue that never empties: they only wait longer.
+
+        `times` as many more as these are more than `fewer`, whose queue never empties either.
+        """
+        waits = ("ttft_s", "ttft_p50_s", "in_engine", "cycle_steps")
+        now, before = ([getattr(each, name) for name in waits] for each in (self, fewer))
+        longer = {name: one + times * (one - other) for name, one, other in zip(waits, now, before, strict=True)}
+        return replace(self, **longer)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
@@ -149,9 +159,8 @@ class Steps:
         return cls(decode_s=between_s if mixed else [0.0, *between_s[1:]], tokens=tokens, added_s=longer_s, cold=cold)
 
     def added(self, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the seconds that prompt tokens add to each step, while prompts take all of the time."""
-        beyond = np.maximum(tokens / self.tokens[-1], 1.0)
-        return np.where(tokens > 0, beyond * np.interp(tokens, self.tokens, self.added_s), 0.0)
+        """Return the seconds that so many tokens of prompts add to a step, while prompts take all of the time."""
+        return np.maximum(tokens / self.tokens[-1], 1.0) * np.interp(tokens, self.tokens, self.added_s)
 
 
 class _Priced(NamedTuple):
@@ -171,13 +180,14 @@ class _Priced(NamedTuple):
     @classmethod
     def of(cls, plan: Schedule, times: Steps) -> Self:
         """Return what the steps of a schedule take."""
-        alone_s, added_s = np.asarray(times.decode_s)[plan.decodes], times.added(plan.held)
+        alone_s, prompts = np.asarray(times.decode_s)[plan.decodes], plan.prompts
+        added_s = times.added(plan.held)
         if times.cold < 1.0:
-            duties = _duties(alone_s, added_s, times.cold, plan)
-            added_s[plan.held > 0] *= times.cold + (1.0 - times.cold) * duties
-        runs_s = plan.counts * (alone_s + added_s)
+            added_s *= times.cold + (1.0 - times.cold) * _duties(alone_s, added_s, times.cold, plan)
+        runs_s = plan.counts * alone_s
+        runs_s[prompts] += added_s
         tokens_s = float((plan.steps * plan.decodes) @ alone_s)
-        return cls(plan, runs_s, Times(*(plan.times @ runs_s).tolist()), float(plan.steps @ added_s), tokens_s)
+        return cls(plan, runs_s, Times(*(plan.times @ runs_s).tolist()), float(plan.steps[prompts] @ added_s), tokens_s)
 
     def front_end_s(self, front_end: FrontEnd) -> float:
         """Return the time of a request in the front end."""
@@ -189,10 +199,10 @@ class _Priced(NamedTuple):
 
     def waits_s(self, front_end_s: float) -> NDArray[np.float64]:
         """Return the time to first token of each request."""
-        ends_s = np.cumsum(self.runs_s)
-        sent_s, first_s = (each.seconds(ends_s, self.runs_s) for each in (self.plan.sent, self.plan.first))
+        passed_s = np.concatenate([[0.0], np.cumsum(self.runs_s)])
         # first requests were sent at the beginning, but for their front end
-        waits_s: NDArray[np.float64] = first_s - sent_s + front_end_s * self.plan.begins
+        waits_s: NDArray[np.float64] = passed_s[self.plan.first] - passed_s[self.plan.sent]
+        waits_s += front_end_s * self.plan.begins
         return waits_s
 
 
@@ -200,18 +210,20 @@ def _duties(
     alone_s: NDArray[np.float64], added_s: NDArray[np.float64], cold: float, plan: Schedule
 ) -> NDArray[np.float64]:
     """Return the share of the time that prompts took before each run that holds any."""
-    holds = plan.held > 0
+    prompts = plan.prompts
     # it stays as it is where the engine waits
-    quiet_s = np.cumsum(np.where(holds | (plan.steps == 0.0), 0.0, plan.counts * alone_s))[holds]
-    faded = np.exp(-np.diff(quiet_s, prepend=0.0) / POWER_S)
+    quiet_s = np.where(plan.steps > 0.0, plan.counts * alone_s, 0.0)
+    quiet_s[prompts] = 0.0
+    faded = np.exp(-np.diff(np.cumsum(quiet_s)[prompts], prepend=0.0) / POWER_S)
     duty, duties = 0.0, []
-    columns = (faded, alone_s[holds], added_s[holds], plan.decodes[holds])
-    for left, step_s, more_s, decodes in zip(*(column.tolist() for column in columns), strict=True):
+    columns = (faded, alone_s[prompts], cold * added_s, (1.0 - cold) * added_s, plan.decodes[prompts])
+    for left, step_s, cold_s, hot_s, decodes in zip(*(column.tolist() for column in columns), strict=True):
         duty *= left
         duties.append(duty)
-        part_s = more_s * (cold + (1.0 - cold) * duty)
-        kept = math.exp(-(step_s + part_s) / POWER_S)
-        duty = kept * duty + (1.0 - kept) * (part_s / (step_s + part_s) if decodes else 1.0)
+        part_s = cold_s + hot_s * duty
+        whole_s = step_s + part_s
+        kept = math.exp(-whole_s / POWER_S)
+        duty = kept * duty + (1.0 - kept) * (part_s / whole_s if decodes else 1.0)
     return np.array(duties)
 
 
@@ -299,20 +311,20 @@ def _served(parts: Sequence[tuple[float, _Priced]], clients: Clients, front_end:
     weights = np.concatenate([share * each.plan.weights for share, each in parts])
     engine_s = waited_s / requests - front_end_s + clients.steps * tpot_s
     in_engine = clients.concurrency * engine_s / (engine_s + front_end_s)
-    steps = mean(lambda each: each.plan.steps.sum())
+    steps = mean(lambda each: each.plan.all_steps)
     prompts_s = mean(lambda each: each.prompts_s)
-    alone_s = mean(lambda each: each.tokens_s) / mean(lambda each: each.plan.steps @ each.plan.decodes)
+    alone_s = mean(lambda each: each.tokens_s) / mean(lambda each: each.plan.step_tokens)
     return Served(
         ttft_s=waited_s / requests,
         ttft_p50_s=_weighted_median(waits_s, weights),
-        prompt_s=prompts_s / (mean(lambda each: each.plan.steps @ each.plan.held) / clients.prompt),
+        prompt_s=prompts_s / (mean(lambda each: each.plan.prompt_tokens) / clients.prompt),
         duty=prompts_s / now_s,
         running=min(mean(lambda each: each.times_s.ran) / now_s, clients.concurrency),
         tpot_s=tpot_s,
         decoding=min(further_s / now_s, clients.concurrency),
         decode_s=min(alone_s, tpot_s),
         cycle_steps=steps * in_engine / requests,
-        prompt_steps=min(mean(lambda each: each.plan.steps @ (each.plan.held > 0)) / steps, 1.0),
+        prompt_steps=min(mean(lambda each: each.plan.prompt_steps) / steps, 1.0),
         in_engine=in_engine,
         front_end_s=front_end_s,
     )

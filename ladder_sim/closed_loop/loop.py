@@ -18,6 +18,10 @@ from ladder_sim.simulate.passes import ForwardPass
 from ladder_sim.simulate.request import Request
 from ladder_sim.specs.scenario import Scenario
 
+# clients that are simulated at most: of a lane's slots, and at least. With so many the queue never empties, and those
+# beyond it only wait: of 6,000 and 12,000 under three engines TTFT errs by 0.04 %, TPOT by 0.12 at most
+_QUEUE, _LEAST_CLIENTS = 4, 2048
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ServedRequest(Request):
@@ -146,17 +150,21 @@ class Loop:
         workload, scheduling = self.scenario.workload, Scheduling.of(self.scenario, step_tokens)
         low, more = divmod(clients, 1.0)
         shares = {int(low): 1.0 - more, int(low) + 1: more}
-        lanes = []
-        for number, share in shares.items():
-            if share:
-                steps = Steps.between(decode_s, added_s, most=number, mixed=self.load.mixed_steps, cold=cold)
-                # one client meets nobody, whom lengths of its own would keep apart
-                how: dict[str, Any] = {"spread": workload.spread if number > 1 else 0.0, "rounds": workload.rounds}
-                simulated = partial(simulate, steps, scheduling, concurrency=number, **how, **sizes)
-                served = simulated(lengths=lengths)
-                if own_lengths != lengths:
-                    served = simulated(lengths=own_lengths).lasting(served, sizes["steps"])
-                lanes.append((share, served))
+        most = max(_QUEUE * int(sizes["slots"]), _LEAST_CLIENTS)
+
+        def served(number: int) -> Served:
+            if number > most:
+                return served(most).behind(served(most // 2), (number - most) / (most - most // 2))
+            steps = Steps.between(decode_s, added_s, most=number, mixed=self.load.mixed_steps, cold=cold)
+            # one client meets nobody, whom lengths of its own would keep apart
+            how: dict[str, Any] = {"spread": workload.spread if number > 1 else 0.0, "rounds": workload.rounds}
+            simulated = partial(simulate, steps, scheduling, concurrency=number, **how, **sizes)
+            lasting = simulated(lengths=lengths)
+            if own_lengths == lengths:
+                return lasting
+            return simulated(lengths=own_lengths).lasting(lasting, sizes["steps"])
+
+        lanes = [(share, served(number)) for number, share in shares.items() if share]
         return Served(
             **{each.name: sum(share * getattr(lane, each.name) for share, lane in lanes) for each in fields(Served)}
         )

@@ -5,13 +5,13 @@ together, so that a load costs as much as it has requests, whatever the length o
 steps: a schedule depends on no time, so that all wirings and links share it.
 """
 
-import heapq
 import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from heapq import heappop, heappush
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -116,8 +116,10 @@ class Schedule:
 
     decodes: NDArray[np.int64]
     """Requests that decode in each step of a run; 1 where the engine waits for requests."""
+    prompts: NDArray[np.int64]
+    """Runs of one step that holds prompts."""
     held: NDArray[np.int64]
-    """Tokens of prompts in each step of a run."""
+    """Tokens of prompts in each of these."""
     counts: NDArray[np.float64]
     """Steps of a run."""
     steps: NDArray[np.float64]
@@ -130,14 +132,22 @@ class Schedule:
     """First requests of clients among them."""
     tokens: float
     """Further tokens of all requests."""
+    step_tokens: float
+    """Requests that decode in all steps together."""
+    prompt_tokens: float
+    """Tokens of all prompts."""
+    all_steps: float
+    """Number of steps."""
+    prompt_steps: float
+    """Those that hold prompts."""
     begins: NDArray[np.bool_]
     """Whether each request is the first one of a client."""
     weights: NDArray[np.float64]
     """How often each request counts."""
-    sent: "Moments"
-    """When the client's previous request was answered; of first requests the beginning."""
-    first: "Moments"
-    """When each request has its first token."""
+    sent: NDArray[np.int64]
+    """Runs before the client's previous request was answered; of first requests none."""
+    first: NDArray[np.int64]
+    """Runs before each request has its first token."""
 
 
 class Times(NamedTuple):
@@ -155,26 +165,6 @@ class Times(NamedTuple):
     """From answers until the next requests have left the front end."""
 
 
-class Moments(NamedTuple):
-    """Moments in runs, one per request."""
-
-    run: NDArray[np.int64]
-    """Run in which the moment is."""
-    part: NDArray[np.float64]
-    """Part of the run that has passed."""
-
-    def seconds(self, ends_s: NDArray[np.float64], runs_s: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return when it is, given when runs end and what they take."""
-        after_s: NDArray[np.float64] = ends_s[self.run] - (1.0 - self.part) * runs_s[self.run]
-        return after_s
-
-    def added(self, weights: NDArray[np.float64], runs: int) -> NDArray[np.float64]:
-        """Return what each run adds to the sum of all moments."""
-        here, before = (np.bincount(self.run, each, runs) for each in (weights * self.part, weights))
-        later: NDArray[np.float64] = here + before.sum() - np.cumsum(before)
-        return later
-
-
 @lru_cache(maxsize=64)
 def _tokens(prompt: int, answer: int, spread: float, count: int) -> tuple[list[int], list[int]]:
     """Return the prompts' tokens and the further tokens of requests in the order in which they are sent."""
@@ -186,7 +176,8 @@ def _tokens(prompt: int, answer: int, spread: float, count: int) -> tuple[list[i
     return np.maximum(prompts, 1).tolist(), np.maximum(answers - 1, 1).tolist()
 
 
-@lru_cache(maxsize=64)
+# a comparison of all wirings and techniques needs about two hundred
+@lru_cache(maxsize=256)
 def schedule(scheduling: Scheduling, clients: Clients, lengths: Lengths, delay: float) -> Schedule:
     """Schedule clients that send their first requests together, and each further one after an answer.
 
@@ -201,101 +192,104 @@ def schedule(scheduling: Scheduling, clients: Clients, lengths: Lengths, delay: 
     delay
         From an answer until the client's next request has left the front end, on average, in the unit of lengths.
     """
-    concurrency = clients.concurrency
+    concurrency, slots = clients.concurrency, clients.slots
     alone = lengths.decoding(concurrency)
     total = max(_SIMULATED * concurrency, _LEAST)
     # more requests than those that end may be there, and as many end in the last step
     prompts, answers = _tokens(clients.prompt, clients.steps + 1, clients.spread, total + 2 * concurrency)
+    delays = [delay * (1.0 + clients.uneven * (tokens / clients.prompt - 1.0)) for tokens in prompts]
     left = list(prompts)
-    sent, arrived, admitted, first_at = ([0.0] * len(left) for _ in range(4))
+    # of each request, when it arrives, and the runs before it is sent, admitted, and has its first token
+    arrived = [0.0] * concurrency
+    sent, admitted, first_token = [0] * concurrency, [0] * len(left), [0] * len(left)
     # those that will arrive; those that decode, by the decode step of their last token
     coming = [(0.0, number) for number in range(concurrency)]
     ending: list[tuple[int, int]] = []
     waiting: deque[int] = deque()
+    # of each run: requests that decode (-1: the engine waits), tokens of prompts, steps and length
     runs: list[tuple[int, int, float, float]] = []
-
-    # numbers of requests that are answered, and when
+    # numbers of requests that are answered, and the runs before
     ended: list[int] = []
-    ended_at: list[float] = []
-    newest = concurrency
+    last_token: list[int] = []
     running = decoding = decoded = 0
     now = seen = 0.0
     mixed, chunked, ahead = scheduling.mixed_steps, scheduling.chunked_prompts, scheduling.ahead
-    poll, slots = scheduling.poll_steps, clients.slots
+    poll, step_tokens = scheduling.poll_steps, scheduling.step_tokens
     # steps since the engine looked for new requests
     unpolled = 0
     settled = settled_answers = 0
     while len(ended) < total:
-        while unpolled == 0 and coming and coming[0][0] <= seen:
-            waiting.append(heapq.heappop(coming)[1])
+        if unpolled == 0:
+            while coming and coming[0][0] <= seen:
+                waiting.append(heappop(coming)[1])
         # what the step holds
-        room = scheduling.step_tokens - (decoding if mixed else 0)
-        held, first = 0, []
+        held = 0
+        first = []
+        room = step_tokens - decoding if mixed else step_tokens
         while waiting and room > 0:
             number = waiting[0]
-            if held and not chunked and left[number] > room:
+            tokens = left[number]
+            if tokens > room and held and not chunked:
                 break
-            if left[number] == prompts[number]:
-                if running and running + 1 > slots:
+            if tokens == prompts[number]:
+                if running and running >= slots:
                     break
                 running += 1
-                admitted[number] = now
-            part = min(left[number], room)
-            left[number] -= part
+                admitted[number] = len(runs)
+            part = min(tokens, room)
+            left[number] = tokens - part
             room -= part
             held += part
-            if left[number] == 0:
+            if part == tokens:
                 first.append(waiting.popleft())
         decodes = decoding if mixed or not held else 0
-        if not held and not decodes:
-            wait, unpolled = max(0.0, coming[0][0] - now), 0
-            runs.append((-1, 0, wait, wait))
-            now = seen = max(now, coming[0][0])
-            continue
-        count, length = 1, alone[decodes]
+        length = alone[decodes]
         if held:
-            unpolled = 0
+            unpolled, count = 0, 1
             length += lengths.added(held)
-        else:
+        elif decodes:
             # as many like it until one ends, or comes
             count = ending[0][0] - decoded
             if coming and not waiting:
                 arrives = max(1, math.ceil((coming[0][0] - now) / length) + ahead)
                 count = min(count, arrives + -(unpolled + arrives) % poll)
             unpolled = (unpolled + count) % poll
+        else:
+            wait, unpolled = max(0.0, coming[0][0] - now), 0
+            runs.append((-1, 0, wait, wait))
+            now = seen = max(now, coming[0][0])
+            continue
         runs.append((decodes, held, count, count * length))
-        begin, now = now + (count - 1) * length, now + count * length
-        # the next one holds what has come by then
-        seen = begin if ahead else now
-        last = []
+        # the next one holds what has come by its start, or by that of the last one
+        seen = now + (count - 1) * length if ahead else now + count * length
+        now += count * length
         if decodes:
             decoded += count
             while ending and ending[0][0] <= decoded:
-                last.append(heapq.heappop(ending)[1])
-            decoding -= len(last)
+                ended.append(heappop(ending)[1])
+                last_token.append(len(runs))
+                own = now + delays[ended[-1]]
+                heappush(coming, (own, len(sent)))
+                sent.append(len(runs))
+                arrived.append(own)
+                decoding -= 1
+                running -= 1
         for number in first:
-            first_at[number] = now
-            heapq.heappush(ending, (decoded + answers[number], number))
-        decoding += len(first)
-        running -= len(last)
-        for number in last:
-            ended.append(number)
-            ended_at.append(now)
-            own = delay * (1.0 + clients.uneven * (prompts[number] / clients.prompt - 1.0))
-            sent[newest], arrived[newest] = now, now + own
-            heapq.heappush(coming, (arrived[newest], newest))
-            newest += 1
+            first_token[number] = len(runs)
+            heappush(ending, (decoded + answers[number], number))
+            decoding += 1
         if not settled and len(ended) >= _SETTLING * concurrency:
             settled, settled_answers = len(runs), len(ended)
     order = np.array(ended)
-    asked = [*(np.array(column)[order] for column in (sent, arrived, admitted, first_at)), np.array(ended_at)]
-    return _summed(clients, runs, asked, np.array(answers)[order], settled, settled_answers)
+    moments = [*(np.array(column)[order] for column in (sent, admitted, first_token)), np.array(last_token)]
+    return _summed(clients, runs, moments, np.array(arrived)[order], np.array(answers)[order], settled, settled_answers)
 
 
 def _summed(
     clients: Clients,
     runs: Sequence[tuple[int, int, float, float]],
-    asked: Sequence[NDArray[np.float64]],
+    moments: Sequence[NDArray[np.int64]],
+    arrived: NDArray[np.float64],
     answers: NDArray[np.int64],
     settled: int,
     settled_answers: int,
@@ -308,9 +302,10 @@ def _summed(
         Requests in flight.
     runs
         Requests that decode (-1: the engine waits), tokens of prompts, steps and length of each run.
-    asked
-        Of answered requests: when the previous one was answered, when it arrived, was admitted, and had its first and
-        its last token.
+    moments
+        Runs before each answered request was sent and admitted, had its first and its last token.
+    arrived
+        When it arrived.
     answers
         Further tokens of answered requests.
     settled, settled_answers
@@ -324,24 +319,33 @@ def _summed(
         for size, alone in ((len(answers), settled_answers), (len(runs), settled))
     )
     ends = np.cumsum(spans)
-    moments = []
-    for column in asked:
-        run = np.minimum(np.searchsorted(ends, column), len(runs) - 1)
-        moments.append(Moments(run, 1.0 - (ends[run] - column) / np.maximum(spans[run], _SHORTEST)))
-    sent, arrived, admitted, first, last = (each.added(weights, len(runs)) for each in moments)
-    begins = asked[1] == 0.0
-    times = Times(now=often, further=last - first, waited=first - sent, ran=last - admitted, outside=arrived - sent)
+    during = np.minimum(np.searchsorted(ends, arrived), len(runs) - 1)
+    part = 1.0 - (ends[during] - arrived) / np.maximum(spans[during], _SHORTEST)
+    # requests by the run in which they arrive, and those before that have passed each of their moments
+    sent, admitted, first, last, arrives = (
+        np.cumsum(np.bincount(each, weights, len(runs) + 1)[:-1]) for each in (*moments, during)
+    )
+    outside = sent - arrives + np.bincount(during, weights * part, len(runs))
+    begins = arrived == 0.0
+    times = Times(now=often, further=first - last, waited=sent - first, ran=admitted - last, outside=outside)
+    steps = often * counts * (decodes >= 0)
+    prompts = np.flatnonzero(held)
     return Schedule(
         decodes=np.abs(decodes),
-        held=held,
+        prompts=prompts,
+        held=held[prompts],
         counts=counts,
-        steps=often * counts * (decodes >= 0),
+        steps=steps,
         times=np.array(times),
         requests=requests,
         begun=float(weights @ begins),
         tokens=float(weights @ answers),
+        step_tokens=float(steps @ np.abs(decodes)),
+        prompt_tokens=float(steps @ held),
+        all_steps=float(steps.sum()),
+        prompt_steps=float(steps[prompts].sum()),
         begins=begins,
         weights=weights,
         sent=moments[0],
-        first=moments[3],
+        first=moments[2],
     )

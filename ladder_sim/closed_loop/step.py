@@ -13,14 +13,13 @@ from numpy.typing import ArrayLike
 from ladder_sim.closed_loop.engine import Served
 from ladder_sim.closed_loop.loop import Loop, ServedRequest
 from ladder_sim.closed_loop.requests import Requests
-from ladder_sim.costs.estimate import CostModel
 from ladder_sim.costs.hardware import Hardware, one_length
-from ladder_sim.costs.kernels import KernelCosts
+from ladder_sim.costs.kernels import CostModel, KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.des.shared import maximum, minimum
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.ops import PassInputs
-from ladder_sim.graph.techniques.forms import form
+from ladder_sim.graph.techniques import form
 from ladder_sim.kernels import Stack
 from ladder_sim.simulate import request as static
 from ladder_sim.simulate.passes import Engine, ForwardPass, forward_passes

@@ -92,10 +92,10 @@ class Confidence:
     def _errors(self) -> Errors:
         basis = Basis.of(self.scenario, self.compared.runs, self.validated, self._requests)
         fitted = None if basis.served else Fitted.of(self.scenario, self._requests, self.costs.profile)
-        given = self.costs.profile.given if self.costs.profile else None
-        if given and given.at != (self.scenario.model, self.scenario.plan, self.scenario.workload):
-            given = given._replace(tpot=given.tpot_elsewhere, ttft=math.inf)
-        return Errors(self._requests, basis, fitted, given)
+        measurement = self.costs.profile.measurement if self.costs.profile else None
+        if measurement and measurement.at != (self.scenario.model, self.scenario.plan, self.scenario.workload):
+            measurement = measurement._replace(tpot=measurement.tpot_elsewhere, ttft=math.inf)
+        return Errors(self._requests, basis, fitted, measurement)
 
     def over(self, name: str, base: "Confidence", base_name: str, plain: "Confidence") -> Interval:
         """Return how many times as fast a variant is as one of a scenario with other techniques or all-reduces.
@@ -154,7 +154,6 @@ class Confidence:
         return Interval.around(float(other.request_s) / float(request.request_s), math.hypot(*widths))
 
     def _unchecked(self, name: str) -> list[str]:
-        """Return the parts of a variant's scenario that were not compared."""
         return not_compared(name, self.scenario, self.compared.runs, self.validated)
 
     @cached_property

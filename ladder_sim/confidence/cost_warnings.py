@@ -12,12 +12,12 @@ from ladder_sim.costs.collectives.network import ODD
 from ladder_sim.costs.estimate import Source
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.memory import MemoryUse, kv_requests
-from ladder_sim.costs.profile import CalibrationProfile, Given
+from ladder_sim.costs.profile import CalibrationProfile, ServerMeasurement
 from ladder_sim.simulate.request import Request
 from ladder_sim.specs.catalog import release
-from ladder_sim.specs.engine_options import name_in
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.scenario_warnings import DECISIVE, Caution
+from ladder_sim.specs.settings import name_in
 from ladder_sim.specs.workload import FORMATS
 from ladder_sim.units import format_bytes, format_seconds
 from ladder_sim.wirings.layout import lay_out
@@ -58,8 +58,8 @@ def cost_warnings(
             f"collectives on {scenario.cluster.intra.fabric} are carried over from {costs.links_profile.cluster_name}, "
             "another GPU: none was measured on this one"
         )
-    if profile and profile.given:
-        warnings += _given(profile.given)
+    if profile and profile.measurement:
+        warnings += _measured(profile.measurement)
     if profile:
         warnings += _not_in_tables(scenario, profile)
         if profile.messages_wait_for_cores:
@@ -114,13 +114,13 @@ def _traced(scenario: Scenario, simulated: Mapping[str, Request]) -> Iterator[st
     yield Caution(f"'{model.name}' was {model.origin}; of standard's time {parts}", DECISIVE)
 
 
-def _given(given: Given) -> Iterator[str]:
+def _measured(measurement: ServerMeasurement) -> Iterator[str]:
     """Yield what a running server measured, what that moves, and what it contradicts."""
-    if given.caution:
-        yield Caution(given.caution, DECISIVE)
-    shown = {name: factor - 1.0 for name, factor in given.moved.items() if abs(factor - 1.0) >= LEAST_MOVED}
-    moved = ", ".join(f"{name} {100.0 * apart:+.0f} %" for name, apart in shown.items())
-    yield f"measured {given.said}: {moved or 'as predicted, but for the error of one load'}"
+    if measurement.caution:
+        yield Caution(measurement.caution, DECISIVE)
+    shown = {name: factor - 1.0 for name, factor in measurement.factors.items() if abs(factor - 1.0) >= LEAST_MOVED}
+    moved = ", ".join(f"{name} {100.0 * change:+.0f} %" for name, change in shown.items())
+    yield f"measured {measurement.said}: {moved or 'as predicted, but for the error of one load'}"
 
 
 def _not_in_tables(scenario: Scenario, profile: CalibrationProfile) -> Iterator[str]:

@@ -17,7 +17,7 @@ from ladder_sim.closed_loop.step import simulate_requests
 from ladder_sim.confidence.interval import NORMAL_90, Interval
 from ladder_sim.confidence.runs import ROW_LOG_SD, RUN_NOISE, SHARED_LOG_SD, has_wiring
 from ladder_sim.costs.hardware import Hardware
-from ladder_sim.costs.profile import CalibrationProfile, Given, IntervalScale, StackFit
+from ladder_sim.costs.profile import CalibrationProfile, IntervalScale, ServerMeasurement, StackFit
 from ladder_sim.des.shared import Number, maximum, minimum
 from ladder_sim.simulate.request import Request
 from ladder_sim.specs.scenario import Scenario
@@ -70,7 +70,7 @@ class Unchecked:
 # Wiring: nine tenths of 33 gains of other wirings on one machine are missed by at most 6 %, where collectives take a
 # third to a half of the time (docs/evidence.md).
 # Experts in a format that was not measured on the GPU: gpt-oss-120b in MXFP4 on A100s, unpacked as w4a16, took 1.9 to
-# 3.1 times as long as predicted on 1 to 4 GPUs (vllm-project/vllm#22331).
+# 3.1 times as long as predicted on 1 to 4 GPUs (vllm-project/vllm#22331): as long as launches without CUDA graphs do.
 # Technique: nine tenths of the gains that were measured are missed by at most 13 % (docs/evidence.md), where
 # collectives take a third of the time.
 # The others are judgement. GPU: nine tenths of 46 servings on H200 (SGLang, same file) lie within 34 %, and other
@@ -188,7 +188,6 @@ def by_servings_of_plans(*tpots: Number) -> float:
 
 
 def _algorithms(request: Request) -> Mapping[str, float]:
-    """Return the seconds of collectives by algorithm."""
     by_name: dict[str, float] = defaultdict(float)
     for step, times in request.passes:
         estimates = step.estimates(step.schedule)
@@ -345,14 +344,18 @@ class Fitted(NamedTuple):
 class Errors:
     """Half-widths of intervals of simulated requests by variant, standard among them.
 
-    `basis` and `fitted` are what runs and the stack's fit say of them, without a fit None; `given` is what a running
-    server measured of the standard wiring.
+    `basis` and `fitted` are what runs and the stack's fit say of them, without a fit None; `measurement` is what a
+    running server measured of the standard wiring.
     """
 
     def __init__(
-        self, requests: Mapping[str, Request], basis: Basis, fitted: Fitted | None, given: Given | None = None
+        self,
+        requests: Mapping[str, Request],
+        basis: Basis,
+        fitted: Fitted | None,
+        measurement: ServerMeasurement | None = None,
     ) -> None:
-        self.requests, self.basis, self.fitted, self.given = requests, basis, fitted, given
+        self.requests, self.basis, self.fitted, self.measurement = requests, basis, fitted, measurement
 
     def widths(self, name: str) -> Widths:
         """Return the half-widths of a variant's intervals."""
@@ -377,9 +380,9 @@ class Errors:
             earlier = later = scale.ttft * width
         speedup = hypot(speedup, added.speedup)
         rate, tpot, earlier, later = (hypot(width, of_times.rate) for width in (rate, tpot, earlier, later))
-        if self.given:
-            rate, tpot = (minimum(width, hypot(self.given.tpot, speedup)) for width in (rate, tpot))
-            earlier, later = (minimum(width, hypot(self.given.ttft, speedup)) for width in (earlier, later))
+        if self.measurement:
+            rate, tpot = (minimum(width, hypot(self.measurement.tpot, speedup)) for width in (rate, tpot))
+            earlier, later = (minimum(width, hypot(self.measurement.ttft, speedup)) for width in (earlier, later))
         return Widths(rate=rate, speedup=speedup, tpot=tpot, ttft_earlier=earlier, ttft_later=later)
 
     def over(self, name: str, base_name: str) -> Any:

@@ -140,7 +140,6 @@ def parts_alike(
 
 
 def _experts_measured(scenario: Scenario, profile: CalibrationProfile | None) -> bool:
-    """Whether routed experts were measured in the scenario's format on its GPU, if it has any."""
     if not scenario.model.experts or profile is None:
         return True
     name = FORMATS[scenario.workload.dtype].name
@@ -148,13 +147,11 @@ def _experts_measured(scenario: Scenario, profile: CalibrationProfile | None) ->
 
 
 def _plans(runs: StackFit | ServingCheck) -> Collection[str]:
-    """Return the kinds of plans that runs had, as `Plan.kind` names them."""
     # static batches were those of one tensor-parallel group
     return runs.plans if isinstance(runs, ServingCheck) else (Plan().kind,)
 
 
 def _layers(runs: StackFit | ServingCheck) -> Collection[str]:
-    """Return the kinds of layers that runs' models had, as `ModelSpec.experts_label` names them."""
     # static batches of models with experts were not measured
     return runs.layers if isinstance(runs, ServingCheck) else ("",)
 
@@ -186,7 +183,6 @@ def own_figures(scenario: Scenario) -> bool:
 
 
 def _within(name: str, size: int, runs: StackFit | ServingCheck) -> bool:
-    """Whether a size is in the range of the runs."""
     low, high = runs.sizes.get(name, (math.inf, 0.0))
     margin = 1.0 + SAME_SIZE if name == "model_size" else 1.0
     return low / margin <= size <= high * margin

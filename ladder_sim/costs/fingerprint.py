@@ -73,7 +73,6 @@ def _content(path: str) -> bytes:
 
 @functools.cache
 def _code() -> str:
-    """Return the hash of the package's code as it was imported, computed once in a process."""
     return _hash(path for path, _ in _files(code=True))
 
 
@@ -84,7 +83,6 @@ def _data(files: tuple[tuple[Path, tuple[int, ...]], ...]) -> str:
 
 
 def _files(*, code: bool) -> Iterator[tuple[Path, tuple[int, ...]]]:
-    """Yield the files of the package and their stamps, in order."""
     for folder, folders, names in os.walk(_PACKAGE):
         folders[:] = sorted(name for name in folders if name != "__pycache__")
         for path in (Path(folder, name) for name in sorted(names) if name.endswith(".py") == code):

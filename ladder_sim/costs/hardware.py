@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ladder_sim.costs.contention import OverlapParameters
+from ladder_sim.costs.estimate import OverlapParameters
 from ladder_sim.costs.profile import RANK_SKEW, CalibrationProfile, FittedFigure
 from ladder_sim.des.shared import Number, any_true
 from ladder_sim.errors import UnknownNameError, UsageError
@@ -59,14 +59,15 @@ FRONT_END = ("frontend_s", "frontend_steps", "frontend_token_s")
 OVERALL = ("stack.kernel_factor", "stack.collective_factor")
 # overheads of a profile whose times hold all that a stack adds to its kernels
 NOTHING_ADDED = {**{name: 0.0 if name.endswith(("_s", "_steps")) else 1.0 for name in _FIGURES}, RANK_SKEW: 0.0}
-# prefill of Llama-3.3-70B without all-reduces on H100 (TokenWeave artifact, figures 11a and 11b): 600 of 989 TFLOP/s.
-# Tables of GEMMs are cold runs, which the power limit does not slow; taken over to fp8 and to other GPUs
-SUSTAINED_SHARE = 0.61
+# GEMMs of 1,088 and 4,096 tokens by a 32B model's weights on one H200, cuBLAS, 4 s of each, random operands: after the
+# first second bf16 runs at 605 and 674 TFLOP/s, fp8 at 1,106 and 1,201, in the first 20 ms at 732 and 800, 1,334 and
+# 1,454. The power limit (690 of 700 W) brings the clock to 1,350 to 1,485 MHz. Tables of GEMMs are cold runs. Taken
+# over to other GPUs
+SUSTAINED_RATE = 0.83
 
 
 @lru_cache(maxsize=64)
 def _stated(cluster: ClusterSpec) -> tuple[Gpu, Link]:
-    """Return the figures of a cluster's GPUs and of the links in its nodes."""
     return Gpu.of(cluster.gpu), Link.of(cluster.intra)
 
 
@@ -126,7 +127,9 @@ class Hardware:
     def stated(cls, scenario: Scenario, profile: CalibrationProfile | None = None) -> Self:
         """Return the figures as the scenario's specs and the profile's measurements state them."""
         stack = {name: getattr(scenario.stack, name) for name in _STATED}
-        stack["sustained_share"] = SUSTAINED_SHARE
+        stack["sustained_rate"] = SUSTAINED_RATE
+        if scenario.stack.cuda_graphs == "off" and "stack.eager_launch_s" not in scenario.settings:
+            stack["eager_launch_s"] = scenario.stack.python_launch_s or scenario.stack.eager_launch_s
         measured = profile.overheads if profile else {}
         # measured with the tables; what was set by hand stays
         stack |= {

@@ -8,21 +8,29 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ladder_sim.costs import contention
 from ladder_sim.costs.collectives.algorithms import INLINE
 from ladder_sim.costs.collectives.network import ODD, Network
-from ladder_sim.costs.collectives.times import COLLECTIVE_ERROR
-from ladder_sim.costs.estimate import Estimate, Source
+from ladder_sim.costs.estimate import (
+    COLLECTIVE_ERROR,
+    NCCL_ENDS,
+    Estimate,
+    Source,
+    collective_sms,
+    collective_traffic_bytes,
+    kernel_demand,
+    listed,
+    waiting_share,
+)
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.in_place import SCHEDULED_ERROR
 from ladder_sim.costs.lookup import RatioTable
 from ladder_sim.costs.profile import HBM_EFFICIENCY, CalibrationProfile
-from ladder_sim.des.shared import Demand, Floats, Number, any_true, maximum, minimum, number, where
+from ladder_sim.des.shared import Demand, Floats, Number, any_true, maximum, minimum, where
 from ladder_sim.errors import ProfileError, UsageError
 from ladder_sim.graph.ops import CollectiveKind, Op
 from ladder_sim.kernels import TABLE_KINDS, CollectiveShape, Gpu, Group, Kind, Lookup, Machine, Shape, TableOf
@@ -60,6 +68,16 @@ FUSED_NORM_TRAFFIC = 2.0
 NORM_TRAFFIC = 4.0
 
 
+class CostModel(Protocol):
+    """Anything that knows how long ops take on one scenario's hardware and stack."""
+
+    @property
+    def hardware(self) -> Hardware:
+        """Figures behind the times."""
+
+    def estimates(self, ops: Sequence[Op]) -> Sequence[Estimate]: ...
+
+
 class KernelCosts:
     """Times of every op of one scenario, each alone on its GPU.
 
@@ -83,6 +101,8 @@ class KernelCosts:
             )
         # figures behind the times
         self.hardware = hardware or Hardware.of(scenario, profile)
+        # figures may be arrays
+        self._varied = hardware is not None
         # measured tables
         self.profile = profile
         self._gpu_spec = gpu = scenario.cluster.gpu
@@ -109,7 +129,6 @@ class KernelCosts:
         self._kernel_error = CALIBRATED_KERNEL_ERROR if self._calibrated(scenario) else KERNEL_ERROR
 
     def _calibrated(self, scenario: Scenario) -> bool:
-        """Whether the kernels of this stack on this GPU were fitted to end-to-end runs."""
         if self.profile is None or not self._here:
             return False
         stack_fit = self.profile.fit_of(scenario.stack.name)
@@ -123,23 +142,23 @@ class KernelCosts:
         lookups: dict[tuple[Kind, TableOf], list[tuple[int, Lookup]]] = defaultdict(list)
         estimates: dict[int, Estimate] = {}
 
-        # steps of equal sizes send the same messages
-        sent: dict[tuple[str, str, str, float], Estimate] = {}
+        sent: dict[tuple[CollectiveKind, Group, str, float], list[int]] = defaultdict(list)
         for at, op in enumerate(ops):
             if in_place := self._in_place(op):
                 estimates[at] = in_place
             elif (message := op.message) is not None:
                 size = message.message_bytes
-                like = op.kind, message.group, message.kernel, size if isinstance(size, float) else id(op)
-                if like not in sent:
-                    sent[like] = self._collective(cast(CollectiveKind, op.kind), message)
-                estimates[at] = sent[like]
+                apart = (size if self._varied else 0.0) if isinstance(size, float) else id(op)
+                sent[cast(CollectiveKind, op.kind), message.group, message.kernel, apart].append(at)
             elif (lookup := op.shape.lookup) is None or (
                 TABLE_KINDS[lookup.kind].has_formula and self._table(lookup.kind, lookup.of)[0] is None
             ):
                 estimates[at] = self._kernel(op.shape, op.shape.untabled_s(self._machine), "roofline")
             else:
                 lookups[lookup.kind, lookup.of].append((at, lookup))
+        for (collective, *_), places in sent.items():
+            messages = [cast(CollectiveShape, ops[at].shape) for at in places]
+            estimates.update(zip(places, self._collectives(collective, messages), strict=True))
         for (kind, of), placed in lookups.items():
             tabled = self._tabled(kind, of, [(ops[at].shape, lookup) for at, lookup in placed])
             estimates.update(zip((at for at, _ in placed), tabled, strict=True))
@@ -195,14 +214,13 @@ class KernelCosts:
         return self.profile.table(kind, of, self._gpu_spec) if self.profile else (None, False)
 
     def _slowed_s(self, shape: Shape, seconds: Number) -> Number:
-        """Return how much longer a kernel takes at the rate the GPU keeps up while prompts keep tensor cores busy."""
-        share = self.hardware.stack.sustained_share
-        if not any_true(shape.duty > 0.0) or not any_true(share < 1.0):
+        """Return how much longer a kernel takes at the clock the GPU keeps up while prompts keep tensor cores busy."""
+        if not any_true(shape.duty > 0.0):
             return 0.0
-        lasting_s = shape.flops / (share * self.hardware.gpu.peak_flops(shape.format))
-        if isinstance(share, np.ndarray):
-            lasting_s = np.where(share < 1.0, lasting_s, 0.0)
-        return shape.duty * maximum(lasting_s - seconds, 0.0)
+        gpu, work = self.hardware.gpu, shape.work
+        # the memory keeps its own clock
+        multiplies = minimum(shape.arithmetic_s(gpu, work) * gpu.hbm_bandwidth_Bps / work.moved_bytes, 1.0)
+        return shape.duty * seconds * maximum(multiplies / self.hardware.stack.sustained_rate - 1.0, 0.0)
 
     def _kernel(self, shape: Shape, seconds: Number, source: Source, measured: NDArray[np.bool_] = NOWHERE) -> Estimate:
         """Estimate a kernel from its time in a table or by the roofline; `measured` are configurations in range."""
@@ -229,16 +247,14 @@ class KernelCosts:
         )
 
     def _demand(self, shape: Shape, seconds: Number) -> Demand:
-        """Return what a kernel of so many seconds takes of its GPU."""
         if self.profile and self.profile.in_place:
             return WHOLE_PROCESSOR
         work = shape.work
         arithmetic = 0.0 if shape.rows is None else shape.arithmetic_s(self.hardware.gpu, work) / seconds
         memory = self._memory_share(work.moved_bytes, seconds)
-        return contention.kernel_demand(shape, self.hardware.overlap, memory, arithmetic)
+        return kernel_demand(shape, self.hardware.overlap, memory, arithmetic)
 
     def _send(self, message_bytes: Number) -> Estimate:
-        """Return the seconds of a send between pipeline stages: an average one, where some are in another node."""
         hardware, across = self.hardware, self._sends_across
         seconds: Number = 0.0
         for tier, share in ((hardware.intra.among(2), 1.0 - across), (hardware.inter, across)):
@@ -253,62 +269,74 @@ class KernelCosts:
             algorithm="nccl",
             demand=Demand(
                 held_sms=1.0,
-                waits=contention.waiting_share(contention.NCCL_ENDS, seconds, self.hardware.overlap),
+                waits=waiting_share(NCCL_ENDS, seconds, self.hardware.overlap),
                 memory=self._memory_share(message_bytes, seconds),
                 link=1.0,
             ),
         )
 
-    def _collective(self, kind: CollectiveKind, shape: CollectiveShape) -> Estimate:
+    def _collectives(self, kind: CollectiveKind, shapes: Sequence[CollectiveShape]) -> Sequence[Estimate]:
+        """Estimate collectives that differ in their messages only: several numbers if there is one configuration."""
         if kind == "send":
-            return self._send(shape.message_bytes)
-        network, message_bytes = self._networks.get(shape.group), shape.message_bytes
+            return [self._send(shape.message_bytes) for shape in shapes]
+        network = self._networks.get(shapes[0].group)
         if network is None:
             raise ValueError(f"{kind}: a collective on one rank")
-        message = np.atleast_1d(message_bytes)
+        message = np.atleast_1d(shapes[0].message_bytes)
+        apart = not self._varied and len(message) == 1
+        if apart:
+            message = np.array([shape.message_bytes for shape in shapes])
         if kind == "all_reduce_norm":
             fused_s, apart_s = (
-                self._machine.floor_s + self._machine.traffic_s(traffic * message_bytes)
+                self._machine.floor_s + self._machine.traffic_s(traffic * message)
                 for traffic in (FUSED_NORM_TRAFFIC, NORM_TRAFFIC)
             )
             times = network.with_norm(message, fused_s, apart_s)
-        else:
-            times = network.times(kind, message, kernel=shape.kernel)
-        if kind == "all_reduce_norm":
             times = replace(times, in_range=np.zeros(1, bool))
-        source: Source = "measured" if times.in_range[0] else times.source
+        else:
+            times = network.times(kind, message, kernel=shapes[0].kernel)
         error = times.error
         if times.in_range.any():
             # another machine with such links may be as fast as the formula
             over = network.over_links(kind, times, message)
             odd = times.in_range & (over > ODD)
             error = np.where(odd, over - 1.0, error) if odd.any() else error
-        seconds = self.hardware.stack.collective_factor * _plain(times.seconds)
+        seconds = self.hardware.stack.collective_factor * times.seconds
         overlap = self.hardware.overlap
-        sms = times.choose([contention.collective_sms(name, message_bytes, overlap) for name in times.algorithms])
+        sms = times.choose([collective_sms(name, message, overlap) for name in times.algorithms])
         traffic = times.choose(
             [
-                contention.collective_traffic_bytes(name, message_bytes, overlap)
-                + network.copied_bytes(name, message_bytes)
+                collective_traffic_bytes(name, message, overlap) + network.copied_bytes(name, message)
                 for name in times.algorithms
             ]
         )
-        return Estimate(
-            seconds=seconds,
-            error=_plain(np.atleast_1d(error)),
-            source=source,
-            algorithm=times.most_common,
-            inline=times.choose([float(name in INLINE) for name in times.algorithms]),
-            demand=Demand(
-                # kernels keep at least one
-                held_sms=number(minimum(sms, self._machine.sms - 1)),
-                waits=contention.waiting_share(
-                    _plain(np.atleast_1d(network.memory_steps(kind, times))), seconds, self.hardware.overlap
-                ),
-                memory=self._memory_share(traffic, seconds),
-                link=1.0,
-            ),
-        )
+        columns: list[Any] = [
+            seconds,
+            error,
+            times.choose([float(name in INLINE) for name in times.algorithms]),
+            # kernels keep at least one
+            minimum(sms, self._machine.sms - 1),
+            waiting_share(network.memory_steps(kind, times), seconds, overlap),
+            self._memory_share(traffic, seconds),
+        ]
+        rows: Iterable[Any]
+        origins: Iterable[tuple[Source, str]]
+        if apart:
+            rows, origins = zip(*(listed(column, len(shapes)) for column in columns), strict=True), times.origins()
+        else:
+            rows = [[_plain(np.atleast_1d(column)) for column in columns]] * len(shapes)
+            origins = [(next(times.origins())[0], times.most_common)] * len(shapes)
+        return [
+            Estimate(
+                seconds=own_s,
+                error=error,
+                source=source,
+                algorithm=algorithm,
+                inline=inline,
+                demand=Demand(held_sms=held, waits=waits, memory=memory, link=1.0),
+            )
+            for (own_s, error, inline, held, waits, memory), (source, algorithm) in zip(rows, origins, strict=True)
+        ]
 
     def _memory_share(self, moved_bytes: Number, seconds: Number) -> Number:
         return minimum(1.0, self._machine.traffic_s(moved_bytes) / seconds)
@@ -323,12 +351,10 @@ def _rising(table: RatioTable, kind: Kind, table_of: TableOf, reference: Gpu, fa
 
 
 def _rows(values: Sequence[ArrayLike]) -> Floats:
-    """Stack numbers, or arrays of one number per configuration."""
     if not any(np.ndim(value) for value in values):
         return np.array(values, np.float64)[:, np.newaxis]
     return np.stack(np.broadcast_arrays(*(np.asarray(value, np.float64) for value in values)))
 
 
 def _plain(values: Floats) -> Number:
-    """Return a plain number instead of an array of one configuration."""
     return float(values[0]) if values.shape == (1,) else values

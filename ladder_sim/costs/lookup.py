@@ -93,20 +93,11 @@ class RatioTable:
         )
 
     def ratio(self, **points: ArrayLike) -> tuple[Floats, NDArray[np.bool_]]:
-        """Return the measured time over the ideal time at any points.
+        """Return the measured time over the ideal time at any points, and whether they are in the measured range.
 
-        Parameters
-        ----------
-        **points
-            One positive number or array per axis, by the axis's name; they broadcast. Points outside the grid take
-            the value at its nearest edge.
-
-        Returns
-        -------
-        ratio : ndarray
-            Measured over ideal time, in the broadcast shape.
-        in_range : ndarray of bool
-            False outside the grid, and where an unmeasured grid point has a share in the value.
+        Points are one positive number or array per axis, by the axis's name; they broadcast. Points outside the grid
+        take the value at its nearest edge. They are out of range, as is a value in which an unmeasured grid point has a
+        share.
 
         Examples
         --------
@@ -140,7 +131,6 @@ class RatioTable:
         return _Grid(self)
 
     def _columns(self, points: Mapping[str, ArrayLike]) -> tuple[Floats, tuple[int, ...]]:
-        """Return the points one per column, and the shape in which they came."""
         if points.keys() != set(self.names):
             raise TypeError(f"this table is looked up by {', '.join(self.names)}, not {', '.join(points)}")
         columns = np.broadcast_arrays(*(np.asarray(points[name], np.float64) for name in self.names))
@@ -160,20 +150,10 @@ class Curve:
     """As in RatioTable."""
 
     def seconds_at(self, size_bytes: ArrayLike) -> tuple[Floats, NDArray[np.bool_]]:
-        """Time of messages of any size.
+        """Return the seconds of messages of any positive size, and whether the sizes are in the measured range.
 
-        Parameters
-        ----------
-        size_bytes
-            Message sizes, bytes, positive.
-
-        Returns
-        -------
-        seconds : ndarray
-            Linear in log(time) over log(size) between measurements; below the smallest its latency, above the
-            largest its bandwidth.
-        in_range : ndarray of bool
-            False outside the measured sizes.
+        Linear in log(time) over log(size) between measurements; below the smallest its latency, above the largest its
+        bandwidth.
 
         Examples
         --------

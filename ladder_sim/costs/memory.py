@@ -1,10 +1,11 @@
-"""Memory of one GPU: weights, KV cache, the largest activations, and what the stack keeps for itself."""
+"""Memory of one GPU: what a model and its stack take of it, and the changes with which a model fits that does not."""
 
 import bisect
+import dataclasses
 import functools
 import itertools
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -12,11 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ladder_sim.des.shared import Floats
+from ladder_sim.errors import MemoryFitError, PartitionError, UsageError
 from ladder_sim.graph.ops import PassInputs
 from ladder_sim.graph.pass_kernels import kernels_of
 from ladder_sim.hf.feed_forward import Dense, Moe
 from ladder_sim.hf.mixer import BlockKind
 from ladder_sim.kernels import STATE_BYTES, Count
+from ladder_sim.specs import catalog
+from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
@@ -71,7 +75,6 @@ def weight_bytes(scenario: Scenario) -> float:
 
 @lru_cache(maxsize=1024)
 def _weight_bytes(inputs: PassInputs) -> float:
-    """Return the bytes of weights on a GPU of the pipeline stage that holds most."""
     kernels = kernels_of(inputs, "decode")
     # as many periods as a pass is simulated with at first, whose layout it is
     layout = kernels.layout(inputs.variant, keep=3)
@@ -141,7 +144,8 @@ class _Reserved(NamedTuple):
 def _reserved(scenario: Scenario) -> _Reserved:
     """Return the bytes of a GPU that hold neither weights nor KV cache, by the engine's own rule."""
     stack, plan, capacity_bytes = scenario.stack, scenario.plan, scenario.cluster.gpu.hbm_bytes
-    reserve_bytes, activation_bytes = stack.serving_reserve_bytes, _step_activation_bytes(scenario)
+    reserve_bytes, tokens = stack.serving_reserve_bytes, scenario.step_tokens
+    activation_bytes = float(_activation_bytes(scenario, tokens, min(scenario.step_requests, tokens)))
     share = stack.memory_fraction
     if stack.memory_fraction_of == "total":
         unused_bytes = (1.0 - share) * capacity_bytes
@@ -150,7 +154,7 @@ def _reserved(scenario: Scenario) -> _Reserved:
         unused_bytes = (1.0 - share) * max(0.0, free_bytes)
     else:
         if not share:
-            outside_bytes = _outside_static_bytes(scenario.step_tokens, plan.tp * plan.pp, capacity_bytes)
+            outside_bytes = _outside_static_bytes(tokens, plan.tp * plan.pp, capacity_bytes)
             share = max(0.0, 1.0 - outside_bytes / capacity_bytes)
         # activations take their part of it
         unused_bytes = (1.0 - share) * (capacity_bytes - reserve_bytes) - activation_bytes
@@ -168,21 +172,13 @@ def _outside_static_bytes(tokens: int, ranks: int, capacity_bytes: float) -> flo
     return float(max(least_bytes, 2**30 + 1.5 * 2**20 * tokens + 128 * 2**20 * ranks))
 
 
-def _step_activation_bytes(scenario: Scenario) -> float:
-    """Return the bytes of activations of the largest step: all tokens of its budget, logits of all requests."""
-    tokens = scenario.step_tokens
-    return float(_activation_bytes(scenario, tokens, min(scenario.step_requests, tokens)))
-
-
 def _kv_pool_bytes(scenario: Scenario) -> float:
-    """Return the bytes of a GPU that the stack leaves for the KV cache."""
     return max(0.0, scenario.cluster.gpu.hbm_bytes - weight_bytes(scenario) - sum(_reserved(scenario)))
 
 
 def _bytes_next_to_weights(
     scenario: Scenario, requests: Count, prompt: Count, gen: Count
 ) -> tuple[float | Floats, float | Floats, float | Floats]:
-    """Return the bytes of the KV cache, of activations, and of what the stack keeps."""
     if scenario.workload.concurrency is None:
         return *_growing_bytes(scenario, requests, prompt, gen), scenario.stack.memory_overhead_bytes
     tokens: Any = prompt + scenario.stack.kv_answer_share * gen
@@ -195,7 +191,6 @@ def _bytes_next_to_weights(
 def _growing_bytes(
     scenario: Scenario, batch: Count, prompt: Count, gen: Count
 ) -> tuple[float | Floats, float | Floats]:
-    """Return the bytes that grow with the requests: the KV cache and activations."""
     context: Any = prompt + gen
     cache_bytes = kv_bytes(scenario, context) * scenario.plan.group_requests(batch)
     # of one pass
@@ -274,3 +269,117 @@ def _kept_elements(model: ModelSpec, plan: Plan) -> tuple[tuple[float, tuple[tup
         stages.append((state_bytes, tuple(elements.items())))
         start += layers
     return tuple(stages)
+
+
+# arguments of `Scenario`, and the values with which a model fits
+Change = Mapping[str, Any]
+
+
+def fit_error(
+    scenario: Scenario,
+    memory: MemoryUse,
+    *,
+    flags: Mapping[str, str] | None = None,
+    more: str | None = None,
+    otherwise: str = "",
+) -> MemoryFitError:
+    """Return the error of a model that does not fit, with the parts of the memory and the ways out.
+
+    `flags` are those of a command that calls an argument otherwise, by argument; `more` of one that searches degrees,
+    with which it fits on more GPUs, empty if none does (by default those of `more_gpus`). `otherwise` says what to do
+    without a change; it may be empty.
+    """
+    gpu = scenario.cluster.gpu
+    gibibytes = f"{memory.capacity_bytes / 2**30:.1f} GiB"
+    message = (
+        f"{scenario.model.name} needs {format_bytes(memory.total_bytes)} per GPU at {scenario.plan} ({memory.parts}), "
+        f"and {gpu.name} has {format_bytes(memory.capacity_bytes)} ({gibibytes})"
+    )
+    here = [_typed(change, flags or {}) for change in same_gpus(scenario) if more is None or "tp" not in change]
+    if more is None:
+        more = _typed(more_gpus(scenario) or {}, flags or {})
+    ways = [f"on these GPUs {' or '.join(here)} fits"] if here else []
+    ways += [f"on more GPUs {more} fits"] if more else []
+    ways += [otherwise] if otherwise else []
+    if not here and not more:
+        ways.insert(0, "no other degree, precision, stack or batch of the catalog fits")
+    return MemoryFitError(message, hint="; ".join(ways))
+
+
+def same_gpus(scenario: Scenario) -> list[Change]:
+    """Return changes with which the model fits the same GPUs: single ones, else a precision with a stack."""
+    fitting = [change for change in _single(scenario) if _fits(scenario, change)]
+    return fitting or [
+        change
+        for precision in _precisions(scenario)
+        for stack in _stacks(scenario)
+        if _fits(scenario, change := {**precision, **stack})
+    ]
+
+
+def more_gpus(scenario: Scenario) -> Change | None:
+    """Return the smallest TP degree at which the model fits on more nodes, with those nodes; None if none does."""
+    fitting = smallest_fitting_tp(scenario)
+    if fitting is None or (nodes := _nodes(scenario, fitting)) <= scenario.nodes:
+        return None
+    return {"nodes": nodes, "tp": fitting}
+
+
+def smallest_fitting_tp(scenario: Scenario) -> int | None:
+    """Return the smallest TP degree at which the model fits, on as many nodes as needed; None if there is none."""
+    return next((tp for tp in scenario.model.tp_degrees(scenario.model.heads) if _fits(scenario, {"tp": tp})), None)
+
+
+def _nodes(scenario: Scenario, tp: int) -> int:
+    return dataclasses.replace(scenario.plan, tp=tp).nodes(scenario.cluster.gpus_per_node)
+
+
+def _single(scenario: Scenario) -> Iterator[Change]:
+    smallest = smallest_fitting_tp(scenario)
+    if smallest is not None and smallest > scenario.plan.tp and _nodes(scenario, smallest) <= scenario.nodes:
+        yield {"tp": smallest}
+    yield from _precisions(scenario)
+    yield from _stacks(scenario)
+    low, high = 0, scenario.workload.batch
+    while high - low > 1 and "workload.batch" not in scenario.settings:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _fits(scenario, {"batch": middle}) else (low, middle)
+    if low:
+        yield {"batch": low}
+
+
+def _precisions(scenario: Scenario) -> Iterator[Change]:
+    gpu = scenario.cluster.gpu
+    if gpu.fp8_flops > gpu.bf16_flops and "workload.dtype" not in scenario.settings:
+        yield {"dtype": "fp8"}
+
+
+def _stacks(scenario: Scenario) -> Iterator[Change]:
+    """Yield the other stacks that can run the workload, unless figures of this one were set by hand."""
+    if scenario.set_by_hand("stack."):
+        return
+    for name in catalog.stack_names():
+        able = scenario.workload.concurrency is None or catalog.stack(name).serves
+        if able and name != scenario.stack.name:
+            yield {"stack": name}
+
+
+def _fits(scenario: Scenario, change: Change) -> bool:
+    """Whether the model fits with a change of degree, stack or workload, on as many nodes as that takes."""
+    given = dict(change)
+    try:
+        plan = dataclasses.replace(scenario.plan, tp=given.pop("tp", scenario.plan.tp))
+        changed = scenario.having(
+            plan=plan,
+            nodes=max(scenario.nodes, plan.nodes(scenario.cluster.gpus_per_node)),
+            stack=catalog.stack(given.pop("stack")) if "stack" in given else scenario.stack,
+            workload=dataclasses.replace(scenario.workload, **given),
+        )
+    except (UsageError, PartitionError):
+        # no plan, or no request for each group
+        return False
+    return memory_use(changed).fits
+
+
+def _typed(change: Change, flags: Mapping[str, str]) -> str:
+    return " ".join(f"{flags.get(name, ARGUMENTS[name].flag)} {value}" for name, value in change.items())

@@ -243,7 +243,7 @@ class MoeTables:
         return {}
 
 
-class Given(NamedTuple):
+class ServerMeasurement(NamedTuple):
     """What a running server measured, and what is left uncertain of it (`ladder_sim.condition`)."""
 
     said: str
@@ -256,7 +256,7 @@ class Given(NamedTuple):
     """Half-width of the interval of standard's time to first token there, likewise; infinite: it was not measured."""
     tpot_elsewhere: float
     """Half-width of the interval of standard's time per token of other loads and plans, in the logarithm."""
-    moved: Mapping[str, float]
+    factors: Mapping[str, float]
     """Factors of kernels, prompts, collectives, the CPU's part and the front end."""
     caution: str
     """What about the server is probably otherwise, in a sentence; empty: the figures agree with the prediction."""
@@ -269,7 +269,6 @@ class Given(NamedTuple):
 
 
 def _replica(plan: Plan, workload: Workload) -> tuple[Plan, Workload]:
-    """Return one replica of a plan with its part of the requests."""
     part: dict[str, Any] = {workload.load_field: -(-workload.in_flight // plan.dp)}
     return replace(plan, dp=1), replace(workload, **part)
 
@@ -318,7 +317,7 @@ class CalibrationProfile:
     """Shipped profile that `base` is made of itself; empty: of none."""
     stack_fit: StackFit | None = None
     """A stack's figures, fitted to end-to-end runs."""
-    given: Given | None = None
+    measurement: ServerMeasurement | None = None
     """What a running server measured, which the overheads were moved to; None: nothing."""
     read_moe: Callable[[], MoeTables] = MoeTables
     """Reads `moe`, which dense models do not need."""

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from ladder_sim.costs.contention import PARAMETERS
+from ladder_sim.costs.estimate import PARAMETERS
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.lookup import RatioTable
 from ladder_sim.costs.profile import (
@@ -175,7 +175,6 @@ def _beyond(entries: Any, base: Any) -> Any:
 
 
 def _upgraded(document: bytes) -> bytes:
-    """Return a profile's JSON with names of today in place of earlier ones."""
     if f'"{_OLD_STACK_FIT}"'.encode() not in document:
         return document
     entries = json.loads(document)
@@ -251,7 +250,6 @@ def _moe_of(name: str) -> MoeTables:
 
 
 def _over(base: Mapping[Any, Any], own: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """Return the entries of `own`, and of `base` what it lacks."""
     inner = {
         name: _over(base[name], value) if name in base and isinstance(value, Mapping) else value
         for name, value in own.items()
@@ -260,8 +258,6 @@ def _over(base: Mapping[Any, Any], own: Mapping[Any, Any]) -> Mapping[Any, Any]:
 
 
 def _measured(parsed: ProfileDocument | DerivedDocument, reference: Gpu) -> dict[str, Any]:
-    """Return the tables and curves of a profile file."""
-
     def tables(kind: Kind, parts: Mapping[Any, TablePart], where: str) -> dict[str, RatioTable]:
         return {dtype: table(part, kind, dtype, reference, f"{where}.{dtype}") for dtype, part in parts.items()}
 
@@ -367,7 +363,7 @@ def save_profile(profile: CalibrationProfile, path: str | os.PathLike[str]) -> N
     ProfileError
         If the profile breaks a rule of its schema, or the file cannot be written.
     """
-    if profile.given:
+    if profile.measurement:
         raise ProfileError(
             f"profile '{profile.name}' holds what a server measured, which no file has",
             hint="keep the measurement, and condition again",

@@ -26,11 +26,6 @@ def run(program: Program) -> Timeline:
 
     Raises DeadlockError if tasks wait for each other; the message names the cycle.
 
-    Returns
-    -------
-    Timeline
-        When each task was ready, started and ended, seconds.
-
     Examples
     --------
     >>> from ladder_sim.des.program import Program, Stream, Task
@@ -189,7 +184,6 @@ def drain(clocks: Clocks, stream: int, queue: Sequence[int]) -> Events:
 
 
 def _run_shared(clocks: Clocks, index: int, task: Task, gpu: SharedGpu | None) -> Events:
-    """Run a task that shares its GPU, or that waits for its peers on other GPUs."""
     environment = clocks.environment
     timeout: Any = environment.timeout
     if task.lead_s:

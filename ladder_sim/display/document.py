@@ -90,13 +90,15 @@ class Notes:
                 if text not in self.about:
                     names.setdefault(text, []).append(name)
         everywhere = len(self.confidences)
-        return [
-            *filter(self._applies, self.about),
-            *(
-                text if len(each) == everywhere or _names(text, each) else _of_parts(text, each)
-                for text, each in names.items()
-            ),
-        ]
+
+        def of_parts(text: str, parts: list[str]) -> str:
+            """Start a warning with the names of the parts that it is about, unless that is all or it names them."""
+            if len(parts) == everywhere or (isinstance(text, Caution) and all(map(text.names, parts))):
+                return text
+            more = f" and {len(parts) - _NAMED} more" if len(parts) > _NAMED else ""
+            return Caution(f"{', '.join(parts[:_NAMED])}{more}: {text}", getattr(text, "kind", ""))
+
+        return [*filter(self._applies, self.about), *(of_parts(text, each) for text, each in names.items())]
 
     def _applies(self, text: str) -> bool:
         """Whether a warning still holds next to what else depends on its setting."""
@@ -111,18 +113,3 @@ class Notes:
             "validated": validated if len(validated) > 1 else next(iter(validated.values()), {}),
             "warnings": self.warnings,
         }
-
-
-def _names(text: str, parts: list[str]) -> bool:
-    """Whether a warning names the parts that it is about itself."""
-    return isinstance(text, Caution) and all(map(text.names, parts))
-
-
-def _of_parts(text: str, parts: list[str]) -> str:
-    """Return a warning that starts with the names of the parts it is about."""
-    return Caution(f"{_listed(parts)}: {text}", getattr(text, "kind", ""))
-
-
-def _listed(names: list[str]) -> str:
-    more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

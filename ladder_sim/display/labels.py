@@ -1,6 +1,7 @@
 """What tables, figures and pages call things: fields and their values with units, scenarios in a line."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from ladder_sim.closed_loop.checks import ServingCheck
 from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.confidence.runs import Compared, own_figures
 from ladder_sim.costs.profile import NO_PROFILE, StackFit, run_sizes
-from ladder_sim.simulate.collectives import Collective
+from ladder_sim.simulate.breakdown import Collective
 from ladder_sim.specs.catalog import stack, stack_names
 from ladder_sim.specs.cluster import THIS_MACHINE
 from ladder_sim.specs.scenario import Scenario
@@ -64,7 +65,7 @@ _TITLES = {
     "stack.prompt_factor": "GEMM time, prompt",
     "stack.attention_factor": "Decode attention time",
     "stack.small_kernel_factor": "Small-kernel time",
-    "stack.sustained_share": "Sustained tensor-core rate",
+    "stack.sustained_rate": "Sustained tensor-core rate",
     "stack.host_request_s": "Host time of each request",
     "stack.frontend_steps": "Front end, in steps",
     "stack.frontend_token_s": "Front end for each token",
@@ -87,7 +88,7 @@ _TITLES = {
 # what the words of a breakdown mean
 LEGEND = {
     "hidden": "share of the communication during which kernels run; the rest is exposed",
-    "critical path": "what decides the time; a hidden all-reduce does where it outlasts the kernels next to it",
+    "critical path": "time that each resource was the bottleneck; of messages, what computation did not cover",
 }
 # settings that make a part of a scenario another one than the runs', by how their names begin
 _SETTINGS_OF = {
@@ -274,16 +275,11 @@ def _links_label(scenario: Scenario) -> str:
     return f"{scenario.cluster.intra.fabric}{p2p}{across}"
 
 
-def _stack_text(scenario: Scenario) -> str:
-    techniques = "".join(f", {name}" for name in scenario.techniques.chosen)
-    return f"{scenario.stack.name}, all-reduce {scenario.stack.allreduce}{techniques}"
-
-
 def validated_lines(*confidences: Confidence) -> list[str]:
     """Return lines on the runs that predictions were compared with, and on what those runs lacked."""
-    runs = [_compared_line(each) for each in confidences]
+    runs = [_own_passes(each) or _compared_line(each) for each in confidences]
     absent: dict[str, list[str]] = {}
-    for each in confidences:
+    for each in (each for each in confidences if not _own_passes(each)):
         for part, details in _absent(each).items():
             absent[part] = list(dict.fromkeys([*absent.get(part, []), *details]))
     served = any(each.scenario.workload.concurrency is not None for each in confidences)
@@ -296,30 +292,47 @@ def validated_lines(*confidences: Confidence) -> list[str]:
     ]
 
 
+def _own_passes(confidence: Confidence) -> str:
+    """Return a sentence on the passes that a profile's times are of, of which no other runs tell; or nothing."""
+    profile = confidence.costs.profile
+    if profile is None or profile.in_place is None:
+        return ""
+    timed = profile.environment.get("variants", "").replace(",", ", ")
+    return (
+        f"Times of kernels are those of passes on {profile.name}{f' ({timed})' if timed else ''}; whole requests were "
+        "not compared: `ladder-sim calibrate check` does that."
+    )
+
+
 def _compared_line(confidence: Confidence) -> str:
     """Return a sentence on the nearest runs with their errors, or that none has this engine and kind of model."""
     scenario, compared = confidence.scenario, confidence.compared
     if not compared.same_kind(scenario):
-        what = "static batch" if scenario.workload.concurrency is None else "serving"
-        kind, engine = scenario.model.kind_label, scenario.stack.unversioned
-        return f"Nothing like this was measured: no {what} of {kind} under {engine}. Nearest: {_runs_label(compared)}."
+        return f"{unlike_text(scenario)} Nearest: {_runs_label(compared)}."
     sheets = " from datasheets" if confidence.profile == NO_PROFILE else ""
     errors = f": {errors_label(compared)}" if isinstance(compared.runs, ServingCheck) else ""
     return f"Predictions{sheets} were compared with {_runs_label(compared)}{errors}."
+
+
+def unlike_text(scenario: Scenario) -> str:
+    """Say that no run was of a scenario's engine and kind of model."""
+    what = "static batch" if scenario.workload.concurrency is None else "serving"
+    kind, engine = scenario.model.kind_label, scenario.stack.unversioned
+    return f"Nothing like this was measured: no {what} of {kind} under {engine}."
 
 
 def errors_label(compared: Compared) -> str:
     """Return the errors of predicted servings of unseen models: TPOT's mean and TTFT's median, in words."""
     runs = compared.runs
     assert isinstance(runs, ServingCheck)
-    return f"TPOT off by {runs.tpot_error:.1%}, TTFT by {runs.ttft_error:.0%} (model left out)"
+    return f"TPOT off by {100 * runs.tpot_error:.1f} %, TTFT by {100 * runs.ttft_error:.0f} % (model left out)"
 
 
 def _absent(confidence: Confidence) -> dict[str, list[str]]:
     """Return the parts of a scenario that the runs did not have, with details."""
-    scenario = confidence.scenario
+    scenario, stack = confidence.scenario, confidence.scenario.stack
     details = {
-        "stack": _stack_text(scenario),
+        "stack": ", ".join((stack.name, f"all-reduce {stack.allreduce}", *scenario.techniques.chosen)),
         "technique": scenario.techniques.name,
         "gpu": f"{scenario.cluster.gpu.name}, profile {confidence.profile}",
         "links": _links_label(scenario),
@@ -365,16 +378,19 @@ def evidence_text(*confidences: Confidence, wirings: Collection[str] | None = No
     `wirings`: the variants that the answer is about; by default all.
     """
     never: dict[tuple[str, str], dict[tuple[str, str], None]] = {}
-    for each in confidences:
+    own = [text for each in confidences if (text := _own_passes(each))]
+    for each in (each for each in confidences if not _own_passes(each)):
         runs, errors, absent = _evidence(each, wirings)
         never.setdefault((runs, errors), {}).update(absent)
     served = any(each.scenario.workload.concurrency is not None for each in confidences)
     # runs are named once: errors, which are of their own engine and kind of model, with them
-    parts: dict[str, str] = {}
+    parts: dict[str, list[str]] = {}
     for runs, errors in sorted(never, key=lambda nearest: not nearest[1]):
         lacked = _lacking(never[runs, errors], served=served)
-        parts[runs] = f"{parts[runs]} {lacked}".rstrip() if runs in parts else f"{lacked}Nearest: {runs}{errors}."
-    return " ".join(parts.values())
+        said = [lacked] if runs in parts else [lacked, f"Nearest: {runs}{errors}."]
+        # where one sentence has room, an error says more than what was never measured
+        parts.setdefault(runs, []).extend(filter(None, reversed(said) if errors else said))
+    return " ".join([*dict.fromkeys(own), *chain(*parts.values())])
 
 
 def _lacking(never: Iterable[tuple[str, str]], *, served: bool) -> str:
@@ -386,7 +402,7 @@ def _lacking(never: Iterable[tuple[str, str]], *, served: bool) -> str:
     if not texts:
         return ""
     others = f" and {len(texts) - _TOLD} more" if len(texts) > _TOLD else ""
-    return f"Never measured{' under load' if served else ''}: {', '.join(texts[:_TOLD])}{others}. "
+    return f"Never measured{' under load' if served else ''}: {', '.join(texts[:_TOLD])}{others}."
 
 
 def _evidence(

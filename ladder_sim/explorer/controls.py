@@ -225,8 +225,10 @@ def sentence(setup: Setup, allowlist: Allowlist, offered: Callable[[Choice], boo
         # what a choice does not set goes back to its default
         clears = urlencode(dict.fromkeys((key for each in choices for key in (*each.clears, *each.sets)), ""))
         select = tag("select", lines, id=f"ask-{name.lower()}", aria_label=name, data_clears=clears)
-        parts.append(tag("span", f"{_WORDS[name]} ", select))
-    return Markup(" ".join(parts) + "?")
+        # the last list and its question mark stay on one line
+        closed = tag("span", select, "?", class_="end") if name == "Load" else select
+        parts.append(tag("span", f"{_WORDS[name]} ", closed))
+    return Markup(" ".join(parts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,11 +3,7 @@
 from collections.abc import Sequence
 
 from ladder_sim.confidence.runs import most_alike
-from ladder_sim.display.labels import (
-    errors_label,
-    interval_text,
-    load_label,
-)
+from ladder_sim.display.labels import errors_label, interval_text, load_label, unlike_text
 from ladder_sim.explorer.answers import Queries
 from ladder_sim.explorer.markup import join, tag
 from ladder_sim.explorer.panels import Panel, chart, figures_of, file_link, grid, headed, tail
@@ -15,7 +11,6 @@ from ladder_sim.report.columns import percent
 from ladder_sim.report.console import WholeTable
 from ladder_sim.report.errors import nearest_document, nearest_figure
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.units import format_seconds
 from ladder_sim.validation.compare import error_stats
 from ladder_sim.validation.nearest import Likeness, nearest, table_of
 
@@ -23,11 +18,9 @@ from ladder_sim.validation.nearest import Likeness, nearest, table_of
 SHOWN, _ROWS = 8, 4
 _SERVED = (
     "Time per token of standard: no serving of another wiring was measured. The rows are a sample of those that 90 % "
-    "intervals are made from; figures of the engine were fitted to those marked with *, among others."
+    "intervals are made from; figures of the engine were fitted to those marked with * (hollow), among others."
 )
-_STATIC = (
-    "Speedup of ladder over standard in static batches; the fit behind the predictions has used runs marked with *."
-)
+_STATIC = "Speedup of ladder over standard in static batches; the fit has used runs marked with * (hollow)."
 _SOURCES = {
     "measured": "interpolated between measurements",
     "fitted": "beyond measurements, or a formula fitted to them",
@@ -49,7 +42,7 @@ def evidence(queries: Queries, query: str) -> Panel:
     groups = [f"differs in {', '.join(each.apart)}" if each.apart else "the same but for sizes" for each in listed]
     order = sorted(range(len(listed)), key=lambda at: groups.index(groups[at]))
     shown = WholeTable(
-        ("run", "measured", "predicted (90 %)", "error"),
+        ("run", "TPOT [ms]" if listed[0].run.figure == "tpot" else "speedup", "predicted (90 %)", "error"),
         [rows[at] for at in order],
         1,
         1,
@@ -90,13 +83,9 @@ def evidence(queries: Queries, query: str) -> Panel:
 def _verdict(scenario: Scenario, runs: Sequence[Likeness]) -> str:
     """Return how far predictions of unseen runs like the scenario are off, or that there are no such runs."""
     alike = [each for each in runs if each.same_kind]
-    engine, kind = scenario.stack.unversioned, scenario.model.kind_label
     if not alike:
-        what = "static batch" if scenario.workload.concurrency is None else "serving"
-        return (
-            f"Nothing like this was measured: no {what} of {kind} under {engine}. The runs below are of other engines "
-            "or other kinds of models, and their errors say nothing about this scenario."
-        )
+        others = "The runs below are of other engines or other kinds of models"
+        return f"{unlike_text(scenario)} {others}, and their errors say nothing about this scenario."
     near = alike[:SHOWN]
     shared = set.intersection(*(set(each.apart) for each in near))
     apart = [part for part in near[0].apart if part in shared]
@@ -105,8 +94,8 @@ def _verdict(scenario: Scenario, runs: Sequence[Likeness]) -> str:
         errors = error_stats(each.run.quantity for each in alike if not each.run.seen)
         assert errors is not None
         far = (
-            f"Ladder's speedup is off by {errors.mean_error:.1%} on average and {errors.max_error:.1%} at most in the "
-            f"{errors.rows} runs under {engine} that no fit had seen."
+            f"Ladder's speedup is off by {percent(errors.mean_error)} on average and {percent(errors.max_error)} at "
+            f"most in the {errors.rows} runs under {scenario.stack.unversioned} that no fit had seen."
         )
     else:
         far = f"In the measured runs most like this: {errors_label(most_alike(scenario, None))}."
@@ -118,10 +107,10 @@ def _run_cells(each: Likeness) -> tuple[str, ...]:
     requests = f"{load_label(workload)}, {workload.prompt} + {workload.gen}"
     p2p = "" if scenario.p2p else " (P2P off)"
     place = f"{scenario.plan} on {scenario.cluster.name}{p2p}, {scenario.stack.name}, {workload.dtype}"
-    show = format_seconds if each.run.figure == "tpot" else "{:.2f}".format
+    scale, decimals = (1e-3, 1) if each.run.figure == "tpot" else (1.0, 2)
     return (
         f"{scenario.model.name}, {place}, {requests}{'*' if each.run.seen else ''}",
-        show(quantity.measured),
-        interval_text(quantity.predicted, show),
-        f"{quantity.error:+.1%}{'' if quantity.inside else ', outside'}",
+        f"{quantity.measured / scale:.{decimals}f}",
+        interval_text(quantity.predicted, scale=scale, decimals=decimals),
+        f"{percent(quantity.error, sign='+')}{'' if quantity.inside else ', outside'}",
     )

@@ -57,7 +57,7 @@ def fleet(queries: Queries, query: str) -> Panel:
     charts = []
     figures: dict[str, Any] = {}
     for number, bound in enumerate(found.slo.bounds):
-        charts.append(chart(f"bound{number}", f"{bound.metric.upper()} p{bound.percentile:g}"))
+        charts.append(chart(f"bound{number}", f"{bound.metric.upper()} p{bound.percentile:g}", kind="low"))
         figures |= figures_of(**{f"bound{number}": bound_figure(found, number)})
     brief = report.brief
     remarks = [f"{each.text}" for each in brief.remarks]
@@ -67,8 +67,8 @@ def fleet(queries: Queries, query: str) -> Panel:
                 headed(brief.sentence, file_link("fleet.csv", "CSV"), file_link("fleet.json", "JSON")),
                 tag("div", charts, class_="two"),
                 grid(report.table()),
-                tail(f"{brief.asked}. Bars: the 90 % interval of the rate at which one replica breaks the SLO."),
-                notices([*remarks, *brief.cautions]),
+                tail("Bars: the 90 % interval of the rate at which one replica breaks the SLO."),
+                notices([*remarks, *(brief.cautions or ())]),
             ]
         ),
         figures=figures,

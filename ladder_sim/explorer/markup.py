@@ -29,13 +29,13 @@ def tag(name: str, /, *content: object, **attributes: object) -> Markup:
 
 
 def join(content: object) -> Markup:
-    """Return text, HTML or a nest of both as HTML."""
+    """Return text, HTML or a nest of both as HTML; a line does not end between a number and its percent sign."""
     if content is None or content is False:
         return Markup()
     if isinstance(content, Markup):
         return content
     if isinstance(content, str):
-        return Markup(escape(content))
+        return Markup(escape(content).replace(" %", "\N{NO-BREAK SPACE}%"))
     if isinstance(content, Iterable):
         return Markup("".join(map(join, content)))
     return Markup(escape(str(content)))

@@ -16,9 +16,9 @@ from ladder_sim.errors import LadderSimError
 from ladder_sim.explorer.answers import LIMIT, TECHNIQUE, Answer, Queries, Row
 from ladder_sim.explorer.controls import LOAD_SETTINGS, Choice, entry, page_words, sentence, values, ways_out
 from ladder_sim.explorer.markup import Markup, join, tag
+from ladder_sim.explorer.panels import DARK
 from ladder_sim.explorer.snippets import command_line, python_code
 from ladder_sim.explorer.state import TABS
-from ladder_sim.explorer.style import DARK
 from ladder_sim.prediction import own_variant
 from ladder_sim.report.figures.style import variant_colour
 from ladder_sim.report.prediction import reason_text
@@ -103,15 +103,17 @@ def banner(error: LadderSimError) -> Markup:
         tag("button", text, type="button", data_change=change, class_="btn line")
         for text, change in ways_out(error.hint)
     ]
-    said = tag("strong", page_words(error.message)), ". " if ways else ": ", page_words(error.hint)
+    hint = page_words(error.hint)
+    said = tag("strong", page_words(error.message)), f". {hint[:1].upper()}{hint[1:]}."
     return tag("div", tag("p", said), tag("div", ways, class_="ways") if ways else None, class_="banner")
 
 
 def fine(answer: Answer) -> Markup:
     """Return the plan, the lengths and the memory in a line."""
     workload, memory = answer.scenario.workload, answer.predictions["standard"].memory
+    plan, gpus = answer.scenario.plan, answer.scenario.nodes * answer.scenario.cluster.gpus_per_node
     shown = [
-        str(answer.scenario.plan),
+        f"{plan} on {plan.gpus} of {gpus}" if plan.gpus < gpus else str(plan),
         workload.dtype,
         f"{workload.prompt} prompt + {workload.gen} new tokens",
         f"{format_bytes(memory.total_bytes)} of {format_bytes(memory.capacity_bytes)} per GPU",
@@ -272,8 +274,8 @@ def _row(row: Row, scale: _Scale, pinned: Sequence[Answer], *, first_token: bool
                     )
                 )
     name = wiring_label(row.name).strip("()")
-    speedup, time_ = ("1", "") if own else (f"{gain.value:.2f}", ends(gain)), row.prediction
-    shown = time_.ttft if first_token else time_.tpot
+    speedup = ("1", "") if own else (f"{gain.value:.2f}", ends(gain))
+    shown = row.prediction.ttft if first_token else row.prediction.tpot
     return tag(
         "div",
         tag("div", name, class_="n"),
@@ -285,11 +287,9 @@ def _row(row: Row, scale: _Scale, pinned: Sequence[Answer], *, first_token: bool
     )
 
 
-def ends(interval: Interval, scale: float = 1.0, decimals: int = 2) -> str:
-    """Return the ends of an interval."""
-    if not interval.known:
-        return "not known"
-    return f"{interval.low / scale:.{decimals}f}\N{EN DASH}{interval.high / scale:.{decimals}f}"
+def ends(gain: Interval) -> str:
+    """Return the ends of the interval of a speedup."""
+    return f"{gain.low:.2f}\N{EN DASH}{gain.high:.2f}" if gain.known else "not known"
 
 
 def _milliseconds(time_s: Interval) -> tuple[object, ...]:

@@ -1,16 +1,34 @@
-"""Parts of a view: its panel, first line, tables and charts."""
+"""Parts of a view: its panel, first line, tables, and the figures of `ladder_sim.report` in two colour schemes."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ladder_sim.display.document import Document
 from ladder_sim.explorer.markup import Markup, join, tag
-from ladder_sim.explorer.style import on_page
 from ladder_sim.report.console import WholeTable
+from ladder_sim.report.figures.style import GRID_COLOUR, TEXT_COLOUR, VARIANT_COLOURS, Figure
 
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
+# the page's own background shows through
+PAPER = "rgba(0,0,0,0)"
+_MARGIN = {"l": 12, "r": 16, "t": 34, "b": 44}
+# as the style sheet has it
+_FONT = "Inter, system-ui, -apple-system, 'Segoe UI', Roboto, Helvetica, Arial, sans-serif"
+# of panels that share a figure
+_AXIS = re.compile(r"[xy]axis\d*")
+# colour of a light figure -> the same on a dark page; the page's script exchanges them
+DARK = {
+    TEXT_COLOUR: "#E4E7EB",
+    GRID_COLOUR: "#323943",
+    # as the style sheet has them
+    VARIANT_COLOURS["standard"]: "#A3ABB5",
+    VARIANT_COLOURS["ladder"]: "#56B4E9",
+    VARIANT_COLOURS["parallel"]: "#F0A830",
+    VARIANT_COLOURS["upper-bound"]: "#3FBF93",
+    "white": "#171B21",
+    "#F5F5F5": "#20262E",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +54,10 @@ def file_link(name: str, text: str) -> Markup:
     return tag("a", text, data_file=name)
 
 
-def chart(name: str, title: str, unit: str = "", kind: str = "") -> Markup:
+def chart(name: str, title: str, kind: str = "") -> Markup:
     """Return the place of a figure under its title; `kind` is a class of the style sheet."""
-    own = f"fig-{name}"
-    head = tag("h3", title, tag("i", f" {unit}") if unit else None)
-    box = tag("div", id=own, class_=f"chart {kind}".strip(), role="img", aria_label=title)
-    return tag("div", head, box)
+    box = tag("div", id=f"fig-{name}", class_=f"chart {kind}".strip(), role="img", aria_label=title)
+    return tag("div", tag("h3", title), box)
 
 
 def grid(
@@ -71,9 +87,27 @@ def tail(*texts: object) -> Markup:
     return tag("p", *texts, class_="tail")
 
 
-def figures_of(**drawn: "go.Figure") -> dict[str, Any]:
+def figures_of(**drawn: Figure) -> dict[str, Any]:
     """Return figures as a page shows them, by the id of their place."""
-    """Return small text that ends a view."""
-    """Return the place of a figure under its title; `kind` is a class of the style sheet."""
-    """Return a link to a file with a view's numbers."""
     return {f"fig-{name}": on_page(each.to_plotly_json()) for name, each in drawn.items()}
+
+
+def on_page(figure: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a figure as a page shows it in the light scheme; `figure` as plotly writes it."""
+    # plain dictionaries: a figure checks every value that is set
+    layout = {**figure["layout"]}
+    layout |= {
+        # the title of a picture that the reader saves
+        "meta": {"title": layout.pop("title", {}).get("text", "")},
+        "margin": _MARGIN,
+        "font": {"size": 13, "family": _FONT},
+        "paper_bgcolor": PAPER,
+        "plot_bgcolor": PAPER,
+        "legend": {**layout.get("legend", {}), "font": {"size": 12}, "itemwidth": 30},
+    }
+    for size in ("width", "height"):
+        layout.pop(size, None)
+    for name in {"xaxis", "yaxis"} | {name for name in layout if _AXIS.fullmatch(name)}:
+        axis = {"tickfont": {"size": 12}, **layout.get(name, {})}
+        layout[name] = {**axis, "title": {"standoff": 8, "font": {"size": 13}, **axis.get("title", {})}}
+    return {**figure, "layout": layout}

@@ -8,19 +8,14 @@ from urllib.parse import urlencode
 from ladder_sim.analysis.advice import Advice
 from ladder_sim.analysis.advise import BATCHES, CANDIDATES, advise
 from ladder_sim.analysis.versus import versus
-from ladder_sim.display.labels import (
-    scenario_label,
-)
+from ladder_sim.display.labels import scenario_label
 from ladder_sim.errors import UsageError
 from ladder_sim.explorer.answers import Queries
 from ladder_sim.explorer.controls import page_words
 from ladder_sim.explorer.markup import Markup, join, tag
 from ladder_sim.explorer.page import colour_of, fold, notices
 from ladder_sim.explorer.panels import Panel, chart, figures_of, file_link, grid, headed, tail
-from ladder_sim.explorer.snippets import (
-    IGNORE_MEMORY,
-    written,
-)
+from ladder_sim.explorer.snippets import IGNORE_MEMORY, written
 from ladder_sim.explorer.state import State
 from ladder_sim.quality.published import quality_of
 from ladder_sim.report.advise import AdviceReport, Place, pareto_figure
@@ -40,7 +35,7 @@ _SHOWN = 6
 def before(queries: Queries, query: str) -> Panel:
     """Return what a reader should know before retraining: its price, its quality, and a faster plan of standard."""
     answer = queries.answer(query)
-    lines: list[str] = []
+    lines = ["Speed is predicted, never quality."]
     quality = None
     best, compared = answer.best, answer.compared
     if compared and compared.cost:
@@ -52,7 +47,7 @@ def before(queries: Queries, query: str) -> Panel:
         lines.append(f"Standard on {there.scenario.plan} {faster}; over it {best.variant} gives {gain}.")
     if best and (published := quality_of(best.variant)):
         quality = tag("details", tag("summary", "Published quality"), tag("p", f"{published.summary}."), class_="fold")
-    return Panel(html=join([tag("p", page_words(" ".join(lines))) if lines else None, quality]))
+    return Panel(html=join([tag("p", page_words(" ".join(lines))), quality]))
 
 
 def options(queries: Queries, query: str) -> Panel:

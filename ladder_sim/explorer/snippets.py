@@ -100,7 +100,7 @@ def python_code(state: State, allowlist: Allowlist) -> str:
     if state.profile is not None:
         profile = f"profile={_literal(allowlist.given('profile', state.profile))}"
     if state.measured:
-        figures, _ = read_measured(state.measured)
+        figures = read_measured(state.measured).figures
         said = [f"{name}={value!r}" for name, value in figures.items()]
         profile = f"profile=condition({', '.join(filter(None, ['scenario', *said, profile]))})"
     inputs += [profile] if profile else []
@@ -121,15 +121,14 @@ def python_code(state: State, allowlist: Allowlist) -> str:
     return "\n".join(lines)
 
 
-def _arguments(state: State, allowlist: Allowlist, *left_out: str) -> str:
-    """Return the arguments of `Scenario` as code, without some arguments and settings."""
+def _arguments(state: State, allowlist: Allowlist) -> str:
+    """Return the arguments of `Scenario` as code."""
     given = {argument.name: allowlist.given(argument.name, value) for argument, value in state.changed()}
     if state.shape is not None:
         given["model"] = state.shape
-    arguments = [f"{name}={_literal(value)}" for name, value in given.items() if name not in left_out]
-    settings = {key: text for key, text in state.settings.items() if resolve(key)[0] not in left_out}
-    if settings:
-        arguments.append(f"overrides={json.dumps(settings)}")
+    arguments = [f"{name}={_literal(value)}" for name, value in given.items()]
+    if state.settings:
+        arguments.append(f"overrides={json.dumps(dict(state.settings))}")
     return ", ".join(arguments)
 
 

@@ -19,10 +19,10 @@ from ladder_sim.hf.quantization import KvDType
 from ladder_sim.prediction import default_variants
 from ladder_sim.serving.requests.slo import SLO
 from ladder_sim.specs.arguments import ARGUMENTS, DEFAULTS, Argument
-from ladder_sim.specs.engine_options import EngineOption
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.reading import read_table
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.settings import EngineOption
 from ladder_sim.specs.workload import Imbalance
 from ladder_sim.sweeps.axes import axis, resolve
 from ladder_sim.sweeps.price import PRICE_HINT, check_price
@@ -107,7 +107,8 @@ class State:
                 pins.append(text)
             elif key == "settings":
                 # as the page's field for any figure holds them
-                settings |= {name: _setting(name, value) for name, value in _typed_settings(text)}
+                parts = (part.partition("=") for part in text.split(",") if part.strip())
+                settings |= {name.strip(): _setting(name.strip(), value.strip()) for name, _, value in parts}
             elif "." in key or EngineOption.find(key):
                 settings[key] = _setting(key, text)
             elif key in seen:
@@ -168,7 +169,7 @@ class State:
         """Return the arguments of `predict` other than scenario and variants; `elsewhere`: for other loads or plans."""
         profile: str | CalibrationProfile | None = None if self.profile is None else allowlist.profiles[self.profile]
         if self.measured:
-            figures, _ = read_measured(self.measured)
+            figures = read_measured(self.measured).figures
             profile = condition(self.scenario(allowlist), **figures, elsewhere=elsewhere, profile=profile)
         return {"profile": profile, "ignore_memory": self.ignore_memory}
 
@@ -333,11 +334,6 @@ def _measured(key: str, text: str) -> str:
     return text
 
 
-def _typed_settings(text: str) -> list[tuple[str, str]]:
-    parts = (part.partition("=") for part in text.split(",") if part.strip())
-    return [(name.strip(), value.strip()) for name, _, value in parts]
-
-
 def _setting(key: str, text: str) -> str:
     name, kind = resolve(key)
     # text among the settings may name files
@@ -417,26 +413,15 @@ _UNNAMED = "config"
 
 
 def read_config(origin: str, text: str) -> tuple[str, str]:
-    """Return the model's name, and its shape as a link holds it.
+    """Return the model's name, of the file `origin` or else the config in it, and its shape as a link holds it.
 
-    Raises UsageError if it is empty, too large, not a JSON object, or not a decoder.
-
-    Parameters
-    ----------
-    origin
-        Name of the file.
-    text
-        What the file holds.
+    Raises UsageError if the text is empty, too large, not a JSON object, or not a decoder.
     """
     if not text.strip():
         raise UsageError("the file is empty", hint="give the model's config.json")
     if len(text) > MAX_BYTES:
         raise UsageError(f"the file is larger than {MAX_BYTES} bytes", hint="a config.json has a few kilobytes")
-    return _named_shape(origin.removesuffix(".json"), text)
-
-
-def _named_shape(origin: str, text: str) -> tuple[str, str]:
-    """Return a model's name and shape; the name comes from the file, else from the config in it."""
+    origin = origin.removesuffix(".json")
     config = parse_object(text, origin)
     own = Fields(config, origin).own_name
     name = model_name(own if own and origin == _UNNAMED else origin)

@@ -4,22 +4,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ladder_sim.des.timeline import subtract, union
-from ladder_sim.display.labels import (
-    next_to_label,
-    wiring_label,
-)
+from ladder_sim.display.labels import next_to_label, wiring_label
 from ladder_sim.errors import UsageError
 from ladder_sim.explorer.answers import Queries
 from ladder_sim.explorer.markup import Markup, join, tag
 from ladder_sim.explorer.page import fold
 from ladder_sim.explorer.panels import Panel, chart, figures_of, file_link, grid, headed, tail
-from ladder_sim.explorer.snippets import (
-    command_line,
-)
+from ladder_sim.explorer.snippets import command_line
 from ladder_sim.prediction import Prediction
 from ladder_sim.report.console import WholeTable
-from ladder_sim.report.figures.prediction import Bar, breakdown_figure, step_bars
+from ladder_sim.report.figures.prediction import Bar, breakdown_figure, exposed_us, step_bars
 from ladder_sim.simulate.lower import COMM, COMPUTE
 from ladder_sim.units import format_seconds
 
@@ -37,7 +31,7 @@ def timeline(queries: Queries, query: str) -> Panel:
     bars = {each.variant: _bars(each, phase) for each in shown}
     end_us = max(bar.end_us for own in bars.values() for bar in own)
     lengths = {name: max(bar.end_us for bar in own) for name, own in bars.items()}
-    exposed = {name: _exposed(own) for name, own in bars.items()}
+    exposed = {name: list(exposed_us(own)) for name, own in bars.items()}
     times = [
         (tag("b", format_seconds(1e-6 * lengths[name])), f" with {name} ({_waiting(exposed[name], lengths[name])})")
         for name in bars
@@ -87,13 +81,6 @@ def _bars(prediction: Prediction, phase: str) -> list[Bar]:
     if step is None:
         raise UsageError("one new token needs no decode step", hint="ask for more 'New tokens'")
     return list(step_bars(step))
-
-
-def _exposed(bars: Sequence[Bar]) -> list[tuple[float, float]]:
-    computing, communicating = (
-        union((bar.start_us, bar.end_us) for bar in bars if bar.stream == stream) for stream in (COMPUTE, COMM)
-    )
-    return list(subtract(communicating, computing))
 
 
 def _waiting(exposed: Sequence[tuple[float, float]], length_us: float) -> str:
@@ -159,7 +146,7 @@ def breakdown(queries: Queries, query: str) -> Panel:
     """Return what the critical path of a request waits for, of every variant."""
     answer = queries.answer(query)
     drawn = breakdown_figure(answer.scenario, answer.predictions, compact=True)
-    said = "What decides the time: a hidden all-reduce does where it outlasts the kernels next to it."
+    said = "Time that each resource was the bottleneck; of messages, what computation did not cover."
     return Panel(
         html=join([tail(said), chart("breakdown", "Critical path of a request")]), figures=figures_of(breakdown=drawn)
     )

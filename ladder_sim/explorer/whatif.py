@@ -9,21 +9,14 @@ from ladder_sim.analysis.sensitivity import sensitivity
 from ladder_sim.confidence import Interval
 from ladder_sim.costs.profile import NO_PROFILE
 from ladder_sim.display.document import Document
-from ladder_sim.display.labels import (
-    field_text,
-    field_title,
-    scenario_label,
-    wiring_label,
-)
+from ladder_sim.display.labels import field_text, field_title, scenario_label, wiring_label
 from ladder_sim.errors import UsageError
 from ladder_sim.explorer.answers import Answer, Queries
 from ladder_sim.explorer.controls import AXIS_FIELDS
 from ladder_sim.explorer.markup import join, tag
 from ladder_sim.explorer.page import fold
 from ladder_sim.explorer.panels import Panel, chart, figures_of, file_link, headed, tail
-from ladder_sim.explorer.snippets import (
-    written,
-)
+from ladder_sim.explorer.snippets import written
 from ladder_sim.report.columns import times_text
 from ladder_sim.report.sensitivity import tornado_figure
 from ladder_sim.report.sweep import speedup_lines, speedup_map
@@ -132,8 +125,10 @@ def two_figures(queries: Queries, query: str) -> Panel:
         ]
         selects.append(tag("label", title, tag("select", options, id=key, data_changes=True), class_="inline"))
     title = f"Speedup of {state.variant} over {state.over}"
+    links = tag("div", selects, file_link("map.csv", "CSV"), class_="get")
+    blank = None if table.feasible.all() else tail("Blank: the scenario cannot run there.")
     return Panel(
-        html=join([tag("div", selects, file_link("map.csv", "CSV"), class_="get"), chart("map", title, kind="tall")]),
+        html=join([links, chart("map", title, kind="tall"), blank]),
         figures=figures_of(map=drawn),
         document=table.report.values(),
     )
@@ -148,7 +143,7 @@ def tornado(queries: Queries, query: str) -> Panel:
     links = tag("div", file_link("tornado.csv", "CSV"), class_="get")
     return Panel(
         html=join(
-            [links, chart("tornado", f"Request time of {variant} with 10 % more or less of a figure", kind="tall")]
+            [links, chart("tornado", f"Request time of {variant} with 10 % more or less of a figure", kind="taller")]
         ),
         figures=figures_of(tornado=drawn),
         document=result.report.values(),

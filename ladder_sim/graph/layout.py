@@ -208,7 +208,6 @@ class _Builder:
         return len(self.names) - 1
 
     def _numbered(self, name: str) -> str:
-        """Return a name, with a number from the second use on."""
         self.used[name] += 1
         return name if self.used[name] == 1 else f"{name}{self.used[name]}"
 
@@ -300,14 +299,12 @@ class _Builder:
         self.streams.update(dict.fromkeys(lanes, stream))
 
     def _normed(self, tensor: int, prefix: str, layer: int) -> int:
-        """Return a block's output as it is added to the residual: models may normalise it first."""
         if self.structure.norms == "before":
             return tensor
         name = self._numbered(f"{prefix}.post_norm")
         return self._op(name, "norm", ResidualOp("post_norm", self.split), [tensor], layer)
 
     def _with_shared(self, number: int) -> Output:
-        """Return an output with that of the shared experts added, if there are any that were not added before."""
         output = self.outputs[number]
         if output.shared != NORM:
             name, needed = f"{self.names[output.sum]}.shared_add", [output.sum, output.shared]
@@ -365,7 +362,6 @@ class _Builder:
         return self._op(f"{prefix}.all_reduce", "all_reduce", role, [output], layer)
 
     def _send(self, layer: int) -> None:
-        """Hand the residual stream, and outputs that are not joined yet, to the next pipeline stage."""
         if any(self._enters(self.outputs[number]) == "kept" for number in self.waiting):
             self.streams = dict(self.kept)
         needed, whole = [self.residual], 1

@@ -26,7 +26,7 @@ from ladder_sim.graph.ops import (
     Role,
     model_blocks,
 )
-from ladder_sim.graph.techniques.forms import form, rewrites_of, rewritten
+from ladder_sim.graph.techniques import form, rewrites_of, rewritten
 from ladder_sim.hf.attention import Gqa
 from ladder_sim.hf.feed_forward import Dense
 from ladder_sim.kernels import (
@@ -70,7 +70,7 @@ class PassKernels:
         self._numbers: dict[tuple[OpKind, Shape, Portion], int] = {}
 
     def layout(self, variant: str, rewrites: tuple[str, ...] = (), *, keep: int | None = None) -> Layout:
-        """Return the order of ops in a variant, after `rewrites` (see `techniques.forms`); `keep` as in `lay_out`."""
+        """Return the order of ops in a variant, after `rewrites` (see `graph.techniques`); `keep` as in `lay_out`."""
         rank, blocks = self.rank, self._model_blocks
         model, stack, plan = rank.model, rank.stack, rank.plan
         sharded = plan.tp > 1
@@ -151,7 +151,6 @@ class PassKernels:
         return block
 
     def _stream(self, role: ResidualOp) -> Op:
-        """Return an op of the residual stream between the blocks."""
         rank, name = self.rank, role.op
         own_bytes = rank.state_bytes / rank.tp if role.split else rank.state_bytes
         norm_weights = float(rank.model.hidden) * STATE_BYTES
@@ -173,13 +172,11 @@ class PassKernels:
         return self._end(role)
 
     def _channels(self, role: ResidualOp) -> int:
-        """Return the number of channels of the residual that an op is about."""
         hidden = self.rank.model.hidden
         first = min(hidden, -(-hidden * role.percent // (100 * CHANNELS)) * CHANNELS)
         return hidden - first if role.others else first
 
     def _end(self, role: ResidualOp) -> Op:
-        """Return an op before the first block or after the last."""
         rank, name, model, stack = self.rank, role.op, self.rank.model, self.rank.stack
         vocab = -(-model.vocab // rank.tp) if stack.vocab_parallel else model.vocab
         if name == "embedding":

@@ -96,7 +96,6 @@ def block_kind(value: object, where: str) -> BlockKind:
 
 
 def _read(value: object, kind: Any, where: str) -> Any:
-    """Return a value of a type from its form in JSON."""
     if kind is int:
         return whole(value, where, 0, _MAXIMUM)
     if kind is bool:

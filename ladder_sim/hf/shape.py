@@ -157,7 +157,6 @@ class Shape:
 
 @lru_cache(maxsize=256)
 def _kinds(model: Shape) -> tuple[LayerKind, ...]:
-    """Return the kind of each layer, made once for each model and kind."""
     if model.block_kinds:
         return _listed(model)
     windows = frozenset(model.window_layers or range(model.layers)) if model.sliding_window else frozenset()
@@ -177,7 +176,6 @@ def _kinds(model: Shape) -> tuple[LayerKind, ...]:
 
 
 def _listed(model: Shape) -> tuple[LayerKind, ...]:
-    """Return the kinds of layers whose blocks are data."""
     order = model.block_order[: 2 * model.layers]
     pairs = list(zip(order[::2], order[1::2], strict=True))
     blocks = model.block_kinds

@@ -14,9 +14,9 @@ from importlib import metadata
 from typing import Any
 
 from ladder_sim.errors import MissingPackageError, SpecError
+from ladder_sim.hf.config import refuse_architectures
 from ladder_sim.hf.fields import QUANTIZATION, Fields
 from ladder_sim.hf.listed import LAYER_DATA
-from ladder_sim.hf.refused import refuse_architectures
 from ladder_sim.hf.types import TYPES
 from ladder_sim.system.files import cache_folder, replacing, shown_path
 from ladder_sim.system.processes import start
@@ -85,7 +85,6 @@ def _installed(package: str) -> bool:
 
 
 def _run(text: str, source: str) -> dict[str, Any]:
-    """Return what the runtime's command prints."""
     pipe = subprocess.PIPE
     command = ["ladder_sim_runtime", "layers", "-", "--source", source]
     # no network, whatever a model's code asks for

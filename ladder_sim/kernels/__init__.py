@@ -1,37 +1,36 @@
-"""The kernels of a forward pass, one kind a file: work, traffic, growth, tables, formula and label.
+"""The kernels of a forward pass by kind: work, traffic, growth, tables, formula and label.
 
-A new kind is a `Shape` in a file of its own, named in `KERNELS`, and a layer that runs it (`ladder_sim.graph.layers`);
-where its times are measured, it says its `tables`, of which `ladder_sim.costs.moe_file` holds an entry. Costs, warnings
-and reports ask any `Shape` and do not know the kinds. Kernels in turn know no measured time.
+A new kind is a `Shape` named in `KERNELS`, and a layer that runs it (`ladder_sim.graph.layers`); where its times are
+measured, it says its `tables`, of which `ladder_sim.costs.moe_file` holds an entry. Costs, warnings and reports ask any
+`Shape` and do not know the kinds. Kernels in turn know no measured time.
 """
 
 from collections.abc import Mapping
 
-from ladder_sim.kernels.attention import AttentionShape, InContext, MlaShape
-from ladder_sim.kernels.collective import CollectiveShape, Group
-from ladder_sim.kernels.elementwise import ElementwiseShape, QuantizeShape
-from ladder_sim.kernels.experts import MoeShape
-from ladder_sim.kernels.gemm import BmmShape, GemmShape
-from ladder_sim.kernels.machine import GEMM_FORMATS, Gpu, Machine, Stack
-from ladder_sim.kernels.sampling import SampleShape
+from ladder_sim.kernels.attention import AttentionShape, InContext, MlaShape, SparseShape
+from ladder_sim.kernels.gemm import BmmShape, GemmShape, MoeShape
 from ladder_sim.kernels.shape import (
+    GEMM_FORMATS,
     PROMPT_DUTY,
     STATE_BYTES,
     WHOLE,
     Count,
     Experts,
+    Gpu,
     Kind,
     Lookup,
+    Machine,
     Phase,
     Portion,
     Shape,
     Sizes,
+    Stack,
     TableKind,
     TableOf,
     varies,
 )
-from ladder_sim.kernels.sparse import SparseShape
 from ladder_sim.kernels.state import ConvolutionShape, StateShape
+from ladder_sim.kernels.traffic import CollectiveShape, ElementwiseShape, Group, QuantizeShape, SampleShape
 
 # profiles show their tables in this order
 KERNELS: tuple[type[Shape], ...] = (

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from operator import attrgetter
+from typing import Any, ClassVar, Literal
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -14,15 +15,20 @@ from ladder_sim.display.labels import asked_text, evidence_text, interval_text
 from ladder_sim.prediction import Prediction
 from ladder_sim.report.columns import Column, counted_text, fields_of, number_text, table_of
 from ladder_sim.report.console import WholeTable
-from ladder_sim.report.figures.style import NOW_MARKER, TEXT_COLOUR, error_bars, figure, log_axis, variant_colour
+from ladder_sim.report.figures.style import (
+    NOW_MARKER,
+    TEXT_COLOUR,
+    Figure,
+    error_bars,
+    figure,
+    log_axis,
+    variant_colour,
+)
 from ladder_sim.report.prediction import limit_text
 from ladder_sim.report.report import Brief, Remark, Report
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.units import format_bytes, format_seconds
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 # rows of the default answer, and plans behind it
 _SHOWN, PLANS_SHOWN = 4, 8
@@ -313,36 +319,22 @@ def _requests(advice: Advice) -> str:
     return "" if len(advice.loads) == 1 else "batch" if _static(advice) else "in flight"
 
 
-def _label(advice: Advice, option: Option) -> str:
-    return f"{option.variant}, {advice.place(option.scenario)}"
-
-
 def _not_run(advice: Advice) -> Iterator[tuple[str, str, int]]:
-    no_room = [each for each in advice.unfit if not each.problem]
-    others = [each for each in advice.unfit if each.problem]
-    if no_room:
-        lacking = f"{advice.place(no_room[0].scenario)} lacks {format_bytes(no_room[0].missing_bytes)} per GPU"
-        yield "no room in memory", lacking, len(no_room) * len(advice.variants)
-    if others:
-        yield (
-            "cannot run",
-            f"{advice.place(others[0].scenario)}: {others[0].problem}",
-            len(others) * len(advice.variants),
-        )
+    """Yield why plans cannot run, the first plan of each reason, and the number of options."""
+    for reason, has_problem in (("no room in memory", False), ("cannot run", True)):
+        if plans := [each for each in advice.unfit if bool(each.problem) == has_problem]:
+            first = plans[0]
+            why = f": {first.problem}" if has_problem else f" lacks {format_bytes(first.missing_bytes)} per GPU"
+            yield reason, f"{advice.place(first.scenario)}{why}", len(plans) * len(advice.variants)
 
 
 def _over_bounds(advice: Advice) -> Iterator[tuple[str, str, int]]:
-    over: dict[str, list[Option]] = {"max_tpot": [], "max_ttft": []}
-    for option in advice.beyond:
-        over[advice.outcome(option)].append(option)
-    if slow := over["max_tpot"]:
-        fastest = min(slow, key=lambda option: option.tpot_s)
-        bound = format_seconds(advice.max_tpot_s)
-        yield f"TPOT over {bound}", f"{_label(advice, fastest)}: {format_seconds(fastest.tpot_s)}", len(slow)
-    if late := over["max_ttft"]:
-        first = min(late, key=lambda option: option.ttft_s)
-        bound = format_seconds(advice.max_ttft_s)
-        yield f"TTFT over {bound}", f"{_label(advice, first)}: {format_seconds(first.ttft_s)}", len(late)
+    """Yield bounds on times that options exceed, the option that exceeds each the least, and the number of options."""
+    for time, bound_s in (("tpot", advice.max_tpot_s), ("ttft", advice.max_ttft_s)):
+        if over := [option for option in advice.beyond if advice.outcome(option) == f"max_{time}"]:
+            least = min(over, key=attrgetter(f"{time}_s"))
+            closest = f"{least.variant}, {advice.place(least.scenario)}: {format_seconds(getattr(least, f'{time}_s'))}"
+            yield f"{time.upper()} over {format_seconds(bound_s)}", closest, len(over)
 
 
 def _apart(ratio: float) -> str:
@@ -351,65 +343,58 @@ def _apart(ratio: float) -> str:
 
 def pareto_figure(
     advice: Advice, subtitle: str = "", *, compact: bool = False, now: tuple[str, float, float] | None = None
-) -> "go.Figure":
+) -> Figure:
     """Time per token against tokens per GPU: every option, and the front with its 90 % intervals.
 
     `compact` is for a part of a page: the front's options are not named and have no intervals. A scenario to mark,
     `now`, is its variant, seconds per token, and tokens per second and GPU.
     """
-    import plotly.graph_objects as go
-
-    drawn = figure("Latency against throughput", subtitle)
     front = advice.front
     heights = [option.tokens_per_gpu for option in advice.options]
-    errors = None
+    named: dict[str, Any] = {"mode": "lines"}
     if not compact:
         rates = [(advice.predictions[option].tokens_per_s, option.plan.gpus) for option in front]
         errors = error_bars([rate for rate, _ in rates], [gpus for _, gpus in rates])
+        named = {"mode": "lines+text", "error_y": errors}
         heights += [end / gpus for rate, gpus in rates for end in (rate.low, rate.high)]
-    drawn.add_trace(
-        go.Scatter(
-            x=[1e3 * option.tpot_s for option in front],
-            y=[option.tokens_per_gpu for option in front],
-            mode="lines" if compact else "lines+text",
-            line={"color": TEXT_COLOUR, "width": 1.5, "dash": "dot"},
-            text=_front_names(advice),
-            textposition="top left",
-            textfont={"size": 11},
-            cliponaxis=False,
-            name="Pareto front",
-            error_y=errors,
-        )
-    )
+    data: list[dict[str, Any]] = [
+        {
+            **named,
+            "type": "scatter",
+            "name": "Pareto front",
+            "x": [1e3 * option.tpot_s for option in front],
+            "y": [option.tokens_per_gpu for option in front],
+            "line": {"color": TEXT_COLOUR, "width": 1.5, "dash": "dot"},
+            "text": _front_names(advice),
+            "textposition": "top left",
+            "textfont": {"size": 11},
+            "cliponaxis": False,
+        }
+    ]
+    dots = {"type": "scatter", "mode": "markers"}
     for variant in dict.fromkeys(option.variant for option in advice.options):
         options = [option for option in advice.options if option.variant == variant]
-        drawn.add_trace(
-            go.Scatter(
-                x=[1e3 * option.tpot_s for option in options],
-                y=[option.tokens_per_gpu for option in options],
-                mode="markers",
-                marker={"color": variant_colour(variant), "size": 9, "line": {"color": "white", "width": 1}},
-                name=variant,
-                text=[advice.place(option.scenario) for option in options],
-                hovertemplate="%{text}: %{x:.1f} ms, %{y:.1f} tok/s per GPU<extra></extra>",
-            )
+        data.append(
+            {
+                **dots,
+                "name": variant,
+                "x": [1e3 * option.tpot_s for option in options],
+                "y": [option.tokens_per_gpu for option in options],
+                "marker": {"color": variant_colour(variant), "size": 9, "line": {"color": "white", "width": 1}},
+                "text": [advice.place(option.scenario) for option in options],
+                "hovertemplate": "%{text}: %{x:.1f} ms, %{y:.1f} tok/s per GPU<extra></extra>",
+            }
         )
     if now is not None:
         variant, tpot_s, tokens_per_gpu = now
-        drawn.add_trace(
-            go.Scatter(
-                x=[1e3 * tpot_s],
-                y=[tokens_per_gpu],
-                mode="markers",
-                marker=NOW_MARKER,
-                name=f"now, {variant}",
-                hovertemplate="now: %{x:.1f} ms, %{y:.1f} tok/s per GPU<extra></extra>",
-            )
-        )
-    return drawn.update_layout(
-        xaxis=log_axis("time per output token (ms)", [1e3 * option.tpot_s for option in advice.options]),
-        yaxis=log_axis("tokens per second and GPU", heights),
-    )
+        hover = "now: %{x:.1f} ms, %{y:.1f} tok/s per GPU<extra></extra>"
+        place = {"x": [1e3 * tpot_s], "y": [tokens_per_gpu], "name": f"now, {variant}"}
+        data.append({**dots, **place, "marker": NOW_MARKER, "hovertemplate": hover})
+    axes = {
+        "xaxis": log_axis("time per output token (ms)", [1e3 * option.tpot_s for option in advice.options]),
+        "yaxis": log_axis("tokens per second and GPU", heights),
+    }
+    return figure("Latency against throughput", subtitle, data=data, layout=axes)
 
 
 def _front_names(advice: Advice) -> list[str]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -12,13 +12,11 @@ from ladder_sim.display.document import Document
 from ladder_sim.report.columns import Column, cut, fields_of, percent, table_of
 from ladder_sim.report.console import table
 from ladder_sim.report.errors import grouped, parity_figure
+from ladder_sim.report.figures.style import Figure
 from ladder_sim.report.report import Brief, Remark, Report
 from ladder_sim.units import format_seconds
 from ladder_sim.validation.archive import FIGURES, Archive, Row
 from ladder_sim.validation.compare import Quantity
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 COLUMNS = (
     "run",
@@ -128,7 +126,7 @@ def missing(archive: Archive) -> list[str]:
     return [f"Not measured: {', '.join(left)}."] if left else []
 
 
-def archive_figure(archive: Archive) -> "go.Figure":
+def archive_figure(archive: Archive) -> Figure:
     """Draw times predicted before the runs over measured ones, in ms, those of decode and prefill apart."""
     points = [
         (f"{row.variant}, {label}", row.run, Quantity(measured=row.measured[name], predicted=predicted))

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from rich.console import Group, RenderableType
@@ -22,11 +22,8 @@ from ladder_sim.display.labels import (
 )
 from ladder_sim.report.columns import Column, counted_text, fields_of, table_of
 from ladder_sim.report.console import WholeTable
-from ladder_sim.report.figures.style import TEXT_COLOUR, figure, value_axis, variant_colour
+from ladder_sim.report.figures.style import TEXT_COLOUR, Figure, figure, value_axis, variant_colour
 from ladder_sim.report.report import Brief, Remark, Report
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 # rows of the default answer
 _SHOWN = 7
@@ -95,7 +92,6 @@ class BreakEvenReport(Report[BreakEven]):
             asked=asked_text(result.scenario, varied=(result.field,)),
             table=self.table(places[:_SHOWN]),
             remarks=list(self._remarks()),
-            cautions=self.notes.warnings,
             more=counted_text(hidden, "more value") if hidden > 0 else "",
         )
 
@@ -211,36 +207,29 @@ class BreakEvenReport(Report[BreakEven]):
         return Document.of_rows(head, [dict(zip(scan, row, strict=True)) for row in rows])
 
 
-def breakeven_figure(result: BreakEven, subtitle: str = "") -> "go.Figure":
+def breakeven_figure(result: BreakEven, subtitle: str = "") -> Figure:
     """Draw the speedup along the field, and where it passes the target."""
-    import plotly.graph_objects as go
-
-    drawn = figure(f"Speedup of {result.variant} over {result.over} by {field_label(result.field)}", subtitle)
     values, axis = value_axis(result.field, result.values, typed=result.unit)
-    drawn.add_trace(
-        go.Scatter(
-            x=values,
-            y=result.speedups,
-            mode="lines",
-            line={"color": variant_colour(result.variant), "width": 2.5},
-            name=result.variant,
-            showlegend=False,
-        )
-    )
-    drawn.add_hline(y=result.target, line={"color": TEXT_COLOUR, "dash": "dot", "width": 1.5})
+    line = {"color": variant_colour(result.variant), "width": 2.5}
+    data = [
+        {"type": "scatter", "mode": "lines", "x": values, "y": result.speedups, "line": line, "name": result.variant}
+    ]
     # in the unit of the axis, which the largest value decides
     crossed = [*(crossing.value for crossing in result.crossings), result.values[-1]]
     _, places = axis_values(result.field, crossed, result.unit)
     for crossing, place in zip(result.crossings, places, strict=False):
-        drawn.add_trace(
-            go.Scatter(
-                x=[place],
-                y=[result.target],
-                mode="markers+text",
-                marker={"color": TEXT_COLOUR, "size": 11},
-                text=[field_text(result.field, crossing.value, result.unit)],
-                textposition="top center" if crossing.direction == "rising" else "bottom center",
-                showlegend=False,
-            )
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "markers+text",
+                "x": [place],
+                "y": [result.target],
+                "marker": {"color": TEXT_COLOUR, "size": 11},
+                "text": [field_text(result.field, crossing.value, result.unit)],
+                "textposition": "top center" if crossing.direction == "rising" else "bottom center",
+            }
         )
-    return drawn.update_layout(xaxis=axis, yaxis={"title": {"text": f"speedup over {result.over}"}})
+    title = f"Speedup of {result.variant} over {result.over} by {field_label(result.field)}"
+    layout = {"xaxis": axis, "yaxis": {"title": {"text": f"speedup over {result.over}"}}}
+    drawn = figure(title, subtitle, data=[{**each, "showlegend": False} for each in data], layout=layout)
+    return drawn.add_hline(y=result.target, line={"color": TEXT_COLOUR, "dash": "dot", "width": 1.5})

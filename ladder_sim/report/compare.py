@@ -1,22 +1,19 @@
 """The answer of `compare`: what each cluster or engine does, and what a variant gains there."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from rich.console import RenderableType
 
-from ladder_sim.analysis.compare import Candidate, Comparison
+from ladder_sim.analysis.compare import Candidate, Comparison, kind_of
 from ladder_sim.display.document import Document, scenario_fields
 from ladder_sim.display.labels import asked_text, evidence_text, wiring_label, workload_label
 from ladder_sim.report.columns import Column, counted_text, number_text, percent, table_of, times_text
 from ladder_sim.report.console import WholeTable
-from ladder_sim.report.figures.style import SERIES_COLOURS, error_bars, figure
+from ladder_sim.report.figures.style import SERIES_COLOURS, Figure, error_bars, figure
 from ladder_sim.report.prediction import prediction_fields
 from ladder_sim.report.report import WIDTH, Brief, Remark, Report
 from ladder_sim.wirings.names import NO_COMMUNICATION
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 # rows of the default answer
 _SHOWN = 6
@@ -30,7 +27,7 @@ class ComparisonReport(Report[Comparison]):
     @property
     def kind(self) -> str:
         """What the candidates are."""
-        return "cluster" if len({each.scenario.cluster.name for each in self.answer}) > 1 else "engine"
+        return "cluster" if kind_of(self.answer[0].name) == "cluster" else "engine"
 
     @property
     def base(self) -> str:
@@ -90,7 +87,6 @@ class ComparisonReport(Report[Comparison]):
             asked=asked,
             table=self.table(),
             remarks=list(self._remarks()),
-            cautions=self.notes.warnings,
             more=counted_text(hidden, f"more {self.kind}") if hidden > 0 else "",
         )
 
@@ -104,18 +100,23 @@ class ComparisonReport(Report[Comparison]):
             return f"Tokens per second of standard: {rates}."
         least, most = (end(self.answer, key=lambda each: each.predictions[name].request_speedup) for end in (min, max))
         low, high = (each.predictions[name].speedup for each in (least, most))
+        if len(self.answer) == 1:
+            return f"{wiring_label(name, sentence=True)}'s speedup: {times_text(low)} on {least.name}."
         tie = ", overlapping" if low.high >= high.low else ""
         said = f"{times_text(low)} on {least.name} to {times_text(high)} on {most.name}"
         return f"{wiring_label(name, sentence=True)}'s speedup: {said}{tie}."
 
     def _remarks(self) -> Iterator[Remark]:
-        shares = {each.name: _exposed(each, self.base) for each in self.answer}
+        bases = {each.name: each.predictions[self.base] for each in self.answer}
+        shares = {name: each.breakdown.exposed_comm_s / each.request_s for name, each in bases.items()}
         least, most = min(shares, key=shares.__getitem__), max(shares, key=shares.__getitem__)
         few, many = (percent(shares[name], 0) for name in (least, most))
         waits = f"{wiring_label(self.base, sentence=True)} waits for communication {many} of the time"
         others = f", on {least} {few}" if few != many else ""
         where = f"on {most}" if others else "on each"
         yield Remark("why", f"{waits} {where}{others}.")
+        if self.answer.left_out:
+            yield Remark("left out", f"{'; '.join(self.answer.left_out)}.")
         confidences = [each.predictions.confidence for each in self.answer]
         wirings = [self.base, self.leading] if self.leading else [self.base]
         yield Remark("evidence", evidence_text(*confidences, wirings=wirings))
@@ -162,45 +163,34 @@ class ComparisonReport(Report[Comparison]):
         head = {
             "batching": self.answer[0].scenario.workload.batching,
             "compared": [each.name for each in self.answer],
+            **({"left_out": list(self.answer.left_out)} if self.answer.left_out else {}),
         }
         return Document.of_rows(head, rows)
 
 
-def _exposed(candidate: Candidate, variant: str) -> float:
-    prediction = candidate.predictions[variant]
-    return prediction.breakdown.exposed_comm_s / prediction.request_s
-
-
-def comparison_figure(candidates: Sequence[Candidate], *, compact: bool = False) -> "go.Figure":
-    """Draw the tokens per second of every variant on every candidate, with the 90 % intervals.
-
-    A `compact` one is a part of a page, where a table next to it has the speedups.
-    """
-    import plotly.graph_objects as go
-
+def comparison_figure(candidates: Sequence[Candidate]) -> Figure:
+    """Draw the tokens per second of every variant on every candidate, with the 90 % intervals."""
     scenario = candidates[0].scenario
-    drawn = figure(
-        "Tokens per second, and in the bars the speedup over standard",
-        f"{scenario.model.name}, {workload_label(scenario)}; 90 % intervals",
-    )
+    data = []
     for candidate, colour in zip(candidates, SERIES_COLOURS, strict=False):
         rates = [prediction.tokens_per_s for prediction in candidate.predictions.values()]
-        speedups = [f"{prediction.speedup.value:.2f}x" for prediction in candidate.predictions.values()]
-        drawn.add_trace(
-            go.Bar(
-                x=list(candidate.predictions),
-                y=[rate.value for rate in rates],
-                name=candidate.name,
-                marker={"color": colour},
-                error_y=error_bars(rates),
-                text=None if compact else speedups,
-                textposition="inside",
-                insidetextanchor="start",
-                hovertemplate="%{x}: %{y:.1f} tok/s<extra></extra>",
-            )
+        data.append(
+            {
+                "type": "bar",
+                "name": candidate.name,
+                "x": list(candidate.predictions),
+                "y": [rate.value for rate in rates],
+                "marker": {"color": colour},
+                "error_y": error_bars(rates),
+                "text": [f"{prediction.speedup.value:.2f}x" for prediction in candidate.predictions.values()],
+                "textposition": "inside",
+                "insidetextanchor": "start",
+                "hovertemplate": "%{x}: %{y:.1f} tok/s<extra></extra>",
+            }
         )
-    return drawn.update_layout(
-        barmode="group",
-        bargap=0.3,
-        yaxis={"title": {"text": "tokens per second"}},
+    return figure(
+        "Tokens per second, and in the bars the speedup over standard",
+        f"{scenario.model.name}, {workload_label(scenario)}; 90 % intervals",
+        data=data,
+        layout={"barmode": "group", "bargap": 0.3, "yaxis": {"title": {"text": "tokens per second"}}},
     )

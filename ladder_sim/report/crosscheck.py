@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -11,12 +11,9 @@ from ladder_sim.confidence import Interval
 from ladder_sim.report.console import table, to_html
 from ladder_sim.report.errors import Group as Points
 from ladder_sim.report.errors import parity_figure
-from ladder_sim.report.figures.style import figure_html, page, variant_colour
+from ladder_sim.report.figures.style import Figure, figure_html, page, variant_colour
 from ladder_sim.units import format_bytes, format_seconds
 from ladder_sim.validation.compare import Quantity
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 COLUMNS = ("link", "variant", "", "predicted", "measured", "95 % interval", "error", "bound")
 # as `ladder_sim_calibration.crosscheck.run` makes it
@@ -105,7 +102,7 @@ def crosscheck_page(result: Result) -> str:
     return page("Cross-check", body, style)
 
 
-def error_figure(result: Result) -> "go.Figure":
+def error_figure(result: Result) -> Figure:
     """Draw predicted over measured latencies of every wiring, in ms."""
     points: dict[str, list[tuple[str, Quantity]]] = {}
     for row in result["rows"]:

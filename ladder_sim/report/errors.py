@@ -3,20 +3,25 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ladder_sim.display.document import Document, scenario_fields
 from ladder_sim.display.labels import scenario_label
 from ladder_sim.report.columns import Column, fields_of, percent
-from ladder_sim.report.figures.style import NOW_MARKER, TEXT_COLOUR, error_bars, figure, log_axis, variant_colour
+from ladder_sim.report.figures.style import (
+    NOW_MARKER,
+    TEXT_COLOUR,
+    Figure,
+    error_bars,
+    figure,
+    log_axis,
+    variant_colour,
+)
 from ladder_sim.report.report import Remark
 from ladder_sim.validation.compare import ErrorStats, Quantity, Validation, error_stats, unseen
 from ladder_sim.validation.load import LoadValidation
 from ladder_sim.validation.nearest import Likeness
 from ladder_sim.validation.serving import ServingValidation, summary
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 Row = TypeVar("Row")
 
@@ -111,43 +116,42 @@ class Group(NamedTuple):
     """Whether the intervals of the predictions are drawn."""
 
 
-def parity_figure(title: str, subtitle: str, what: str, groups: Iterable[Group], unit: float = 1.0) -> "go.Figure":
+def parity_figure(title: str, subtitle: str, what: str, groups: Iterable[Group], unit: float = 1.0) -> Figure:
     """Draw predicted over measured figures, each divided by a unit, and a line where they are equal."""
-    import plotly.graph_objects as go
-
     shown = [each for each in groups if each.points]
-    drawn = figure(title, subtitle)
-    drawn.update_layout(xaxis={"title": {"text": f"measured {what}"}}, yaxis={"title": {"text": f"predicted {what}"}})
     if not shown:
-        return drawn
+        titles = {"xaxis": f"measured {what}", "yaxis": f"predicted {what}"}
+        return figure(title, subtitle, layout={axis: {"title": {"text": text}} for axis, text in titles.items()})
     every = [(quantity, each.bars) for each in shown for _, quantity in each.points]
     values = [value / unit for quantity, _ in every for value in (quantity.measured, quantity.predicted.value)]
-    ends = [min(values), max(values)]
-    line = {"color": TEXT_COLOUR, "width": 1}
-    drawn.add_trace(go.Scatter(x=ends, y=ends, mode="lines", line=line, showlegend=False, hoverinfo="skip"))
+    ends, line = [min(values), max(values)], {"color": TEXT_COLOUR, "width": 1}
+    equal = {"type": "scatter", "x": ends, "y": ends, "mode": "lines", "line": line}
+    data: list[dict[str, Any]] = [{**equal, "showlegend": False, "hoverinfo": "skip"}]
     for each in shown:
         predicted = [quantity.predicted for _, quantity in each.points]
         bars = {**error_bars(predicted, [unit] * len(predicted)), "color": _PALE_COLOUR, "width": 0}
-        drawn.add_trace(
-            go.Scatter(
-                x=[quantity.measured / unit for _, quantity in each.points],
-                y=[value.value / unit for value in predicted],
-                mode="markers",
-                name=each.name,
-                marker={"size": 9, **each.look},
-                text=[f"{text}: {quantity.error:+.1%}" for text, quantity in each.points],
-                hovertemplate="%{text}<br>measured %{x:.4g}, predicted %{y:.4g}<extra>%{fullData.name}</extra>",
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": each.name,
+                "x": [quantity.measured / unit for _, quantity in each.points],
+                "y": [value.value / unit for value in predicted],
+                "marker": {"size": 9, **each.look},
+                "text": [f"{text}: {quantity.error:+.1%}" for text, quantity in each.points],
+                "hovertemplate": "%{text}<br>measured %{x:.4g}, predicted %{y:.4g}<extra>%{fullData.name}</extra>",
                 **({"error_y": bars} if each.bars else {}),
-            )
+            }
         )
     bounds = [end / unit for each, bars in every if bars for end in (each.predicted.low, each.predicted.high)]
-    return drawn.update_layout(
-        xaxis=log_axis(f"measured {what}", values),
-        yaxis=log_axis(f"predicted {what}", [each for each in (*values, *bounds) if 0.0 < each < math.inf]),
-    )
+    axes = {
+        "xaxis": log_axis(f"measured {what}", values),
+        "yaxis": log_axis(f"predicted {what}", [each for each in (*values, *bounds) if 0.0 < each < math.inf]),
+    }
+    return figure(title, subtitle, data=data, layout=axes)
 
 
-def error_figure(compared: Validation) -> "go.Figure":
+def error_figure(compared: Validation) -> Figure:
     """Draw speedups of the strongest level, predicted over measured; hollow: seen by the fit."""
     groups: dict[tuple[str, bool], list[tuple[str, Quantity]]] = {}
     for row in compared.rows:
@@ -175,7 +179,7 @@ def error_figure(compared: Validation) -> "go.Figure":
     return parity_figure(title, subtitle, "speedup", shown)
 
 
-def servings_figure(comparisons: ServingValidation) -> "go.Figure":
+def servings_figure(comparisons: ServingValidation) -> Figure:
     """Draw the time per token of servings, predicted over measured."""
     errors, _ = summary(comparisons)
     subtitle = f"{errors.rows} servings: error {errors.mean_error:.1%} on average" if errors else "nothing to compare"
@@ -184,7 +188,7 @@ def servings_figure(comparisons: ServingValidation) -> "go.Figure":
     return parity_figure(title, subtitle, "TPOT (ms)", grouped(points), 1e-3)
 
 
-def loads_figure(comparisons: LoadValidation) -> "go.Figure":
+def loads_figure(comparisons: LoadValidation) -> Figure:
     """Draw times of requests under load, predicted over measured."""
     points = [
         (figure.partition("_")[0].upper(), f"load {number}, {figure.removesuffix('_s')}", quantity)
@@ -196,14 +200,21 @@ def loads_figure(comparisons: LoadValidation) -> "go.Figure":
     return parity_figure(title, f"{len(comparisons)} loads", "time (ms)", grouped(points), 1e-3)
 
 
-def nearest_figure(runs: Sequence[Likeness], shown: int) -> "go.Figure":
-    """Draw measured runs, predicted over measured: the first `shown` with 90 % intervals, the others pale."""
+def nearest_figure(runs: Sequence[Likeness], shown: int) -> Figure:
+    """Draw measured runs, predicted over measured: the first `shown` with 90 % intervals, hollow if a fit saw them."""
     timed = runs[0].run.figure == "tpot"
     unit, what = (1e-3, "TPOT (ms)") if timed else (1.0, "speedup of ladder")
     points = [(scenario_label(each.run.scenario), each.run.quantity) for each in runs]
+    nearest = {
+        seen: [point for point, each in zip(points[:shown], runs, strict=False) if each.run.seen == seen]
+        for seen in (False, True)
+    }
+    colour = NOW_MARKER["color"]
+    look = {"color": colour, "line": {"color": colour, "width": 1.5}}
     groups = (
         Group("other runs", points[shown:], {"color": _PALE_COLOUR, "size": 6}),
-        Group("the nearest", points[:shown], {**NOW_MARKER, "symbol": "circle", "size": 9}, bars=True),
+        Group("the nearest", nearest[False], look, bars=True),
+        Group("the nearest, seen by a fit", nearest[True], {**look, "symbol": "circle-open"}, bars=True),
     )
     return parity_figure(f"{what.partition(' (')[0]}, predicted and measured", "", what, groups, unit)
 

@@ -67,7 +67,6 @@ class LoadsReport(Report[LoadValidation]):
             asked=_asked(loads.name, timed),
             table=self._table(),
             remarks=remarks,
-            cautions=self.notes.warnings,
         )
 
     def _table(self) -> WholeTable | None:

@@ -11,7 +11,7 @@ from ladder_sim.best_standard import STANDARD, in_fp8
 from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.costs.estimate import Source
 from ladder_sim.costs.hardware import host_step_s
-from ladder_sim.display.document import Document, Notes, scenario_fields
+from ladder_sim.display.document import Document, scenario_fields
 from ladder_sim.display.labels import (
     LEGEND,
     asked_text,
@@ -28,8 +28,7 @@ from ladder_sim.report.columns import Column, fields_of, percent, table_of
 from ladder_sim.report.console import WholeTable, table
 from ladder_sim.report.figures.prediction import breakdown_figure, timeline_figure
 from ladder_sim.report.report import WIDTH, Brief, Remark, Report
-from ladder_sim.simulate.breakdown import SimulatedOp
-from ladder_sim.simulate.collectives import Collective
+from ladder_sim.simulate.breakdown import Collective, SimulatedOp
 from ladder_sim.simulate.passes import ForwardPass
 from ladder_sim.units import format_bytes, format_seconds
 from ladder_sim.wirings.names import NO_COMMUNICATION
@@ -110,10 +109,6 @@ class PredictionReport(Report[Predictions]):
         "timeline": lambda self: timeline_figure(self.answer.confidence.scenario, self.answer, "decode"),
     }
 
-    @property
-    def notes(self) -> Notes:
-        return Notes(confidences={"": self.answer.confidence})
-
     def _brief(self) -> Brief:
         predictions, confidence = self.answer, self.answer.confidence
         return Brief(
@@ -122,7 +117,6 @@ class PredictionReport(Report[Predictions]):
             table=table_of(SHOWN, list(_rows(predictions)), width=WIDTH),
             remarks=[Remark("why", reason_text(predictions)), Remark("evidence", evidence_text(confidence))],
             offers=[Remark("instead", text) for text in _instead(predictions)],
-            cautions=self.notes.warnings,
         )
 
     def details(self) -> RenderableType:

@@ -14,6 +14,7 @@ from rich.text import Text
 from ladder_sim.display.document import Document
 from ladder_sim.display.labels import range_text
 from ladder_sim.quality.published import Measured
+from ladder_sim.report.columns import Column
 from ladder_sim.report.console import table
 from ladder_sim.units import format_count
 
@@ -75,20 +76,15 @@ def _difference(row: Measured) -> str:
     return f"{row.difference:+g} {'worse' if row.is_worse else 'better'}" if row.difference else "0"
 
 
-def adaptation_fields(cost: Adaptation) -> dict[str, Any]:
-    """Price of adapting a model; null where it never pays."""
-    spans = {"gpu_hours": cost.gpu_hours, "break_even_tokens": cost.break_even_tokens, "gain": cost.serving.speedup}
-    fields: dict[str, Any] = {
-        f"{name}{end}": value if math.isfinite(value) else None
-        for name, span in spans.items()
-        for end, value in (("", span.value), ("_low", span.low), ("_high", span.high))
-    }
-    return {
-        "variant": cost.serving.variant,
-        "tokens": cost.tokens,
-        "tokens_published_of": cost.published_tokens or None,
-        **fields,
-    }
+# in JSON: the price of adapting a model, null where it never pays
+ADAPTATION: Sequence[Column[Adaptation]] = (
+    Column("variant", lambda cost: cost.serving.variant),
+    Column("tokens", lambda cost: cost.tokens),
+    Column("tokens_published_of", lambda cost: cost.published_tokens or None),
+    Column("gpu_hours", lambda cost: cost.gpu_hours),
+    Column("break_even_tokens", lambda cost: cost.break_even_tokens),
+    Column("gain", lambda cost: cost.serving.speedup),
+)
 
 
 def quality_document(rows: Sequence[Measured], unknown: Sequence[str]) -> Document:

@@ -1,19 +1,16 @@
 """The answer of `validate --ranking`: what is lost by running the plan that is predicted to be best."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ladder_sim.display.document import Document
 from ladder_sim.report.columns import Column, fields_of, percent, table_of
-from ladder_sim.report.figures.style import figure
+from ladder_sim.report.figures.style import Figure, figure
 from ladder_sim.report.report import Brief, Remark, Report
 from ladder_sim.validation.ranking import CHOICES, LIMITS_S, Choice, Losses, Pick, Ranking
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 _LABELS: dict[Choice, str] = {
     "same GPUs": "tok/s, same GPUs",
@@ -116,15 +113,16 @@ def _sentence(losses: Losses | None) -> str:
     return f"The plan predicted to be best loses {mean} on average, a random pick {random} ({_LABELS[losses.choice]})."
 
 
-def _figure(ranking: Ranking) -> "go.Figure":
+def _figure(ranking: Ranking) -> Figure:
     """Draw the mean loss of each choice, next to that of a random pick."""
-    import plotly.graph_objects as go
-
-    drawn = figure("Throughput lost by the plan that is predicted to be best", ranking.name)
     labels = [_LABELS[each.choice] for each in ranking.losses]
-    for name, losses in (
-        ("predicted best", [each.mean_loss for each in ranking.losses]),
-        ("random pick", [each.random_loss for each in ranking.losses]),
-    ):
-        drawn.add_trace(go.Bar(name=name, x=labels, y=losses))
-    return drawn.update_layout(yaxis={"title": {"text": "mean loss"}, "tickformat": ".1%"})
+    losses = {
+        "predicted best": [each.mean_loss for each in ranking.losses],
+        "random pick": [each.random_loss for each in ranking.losses],
+    }
+    return figure(
+        "Throughput lost by the plan that is predicted to be best",
+        ranking.name,
+        data=[{"type": "bar", "name": name, "x": labels, "y": shares} for name, shares in losses.items()],
+        layout={"yaxis": {"title": {"text": "mean loss"}, "tickformat": ".1%"}},
+    )

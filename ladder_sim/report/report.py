@@ -56,8 +56,9 @@ class Brief:
     """The most important first: those without room are left out."""
     offers: Sequence[Remark] = ()
     """What else the reader could do, and what it costs."""
-    cautions: Sequence[str] = ()
-    """Warnings: those without which the figures mislead stand before the offers, the others at the end."""
+    cautions: Sequence[str] | None = None
+    """Warnings, by default those of the answer's notes: those without which the figures mislead stand before the
+    offers, the others at the end."""
     more: str = ""
     """What --explain has besides them, e.g. "12 more plans"."""
 
@@ -66,12 +67,9 @@ class Brief:
         head = [*(_height(console, text, WIDTH) for text in (self.sentence, self.asked)), 1]
         options = console.options.update_width(WIDTH)
         room = LINES - sum(head) - (len(console.render_lines(self.table, options)) if self.table else 0)
-        wanted = [
-            *self.remarks,
-            *(_caution(text) for text in self.cautions if is_decisive(text)),
-            *self.offers,
-            *(_caution(text) for text in self.cautions if not is_decisive(text)),
-        ]
+        decisive = [_caution(text) for text in self.cautions or () if is_decisive(text)]
+        others = [_caution(text) for text in self.cautions or () if not is_decisive(text)]
+        wanted = [*self.remarks, *decisive, *self.offers, *others]
         rest = Remark("more", f"--explain has {self.more or 'the rest'}")
         own = [rest] if self.more else []
         if sum(_remark_height(console, each) for each in (*wanted, *own)) <= room:
@@ -79,7 +77,6 @@ class Brief:
         # a line says what has no room
         room -= _remark_height(console, rest)
         kept: dict[int, Remark] = {}
-        decisive = [_caution(text) for text in self.cautions if is_decisive(text)]
         for number, part in _by_need(wanted, decisive):
             longer = _remark_height(console, part) - (_remark_height(console, kept[number]) if number in kept else 0)
             if longer <= room:
@@ -156,7 +153,8 @@ class Report(ABC, Generic[A]):
     @cached_property
     def notes(self) -> Notes:
         """What the reader should know: the runs behind it, and warnings; by default what the answer has of these."""
-        notes: Notes = getattr(self.answer, "notes", Notes(confidences={}))
+        confidence = getattr(self.answer, "confidence", None)
+        notes: Notes = getattr(self.answer, "notes", Notes(confidences={"": confidence} if confidence else {}))
         return notes
 
     cautions: Sequence[str] = ()
@@ -172,7 +170,8 @@ class Report(ABC, Generic[A]):
     def brief(self) -> Brief:
         """What is printed by default."""
         brief = self._brief()
-        return replace(brief, cautions=[*self.cautions, *brief.cautions])
+        own = self.notes.warnings if brief.cautions is None else brief.cautions
+        return replace(brief, cautions=[*self.cautions, *own])
 
     @abstractmethod
     def _brief(self) -> Brief: ...
@@ -205,8 +204,9 @@ class Report(ABC, Generic[A]):
         if not explain:
             return self.brief
         notes = self.all_notes
-        end = [Text(), paragraphs(notes)] if notes.confidences or notes.about else []
-        return Group(self.brief, Text(), Rest(self.brief), self.details(), *end)
+        runs = validated_lines(*notes.confidences.values()) if notes.confidences else []
+        end = [*runs, *(f"warning: {text}" for text in notes.warnings)]
+        return Group(self.brief, Text(), Rest(self.brief), self.details(), *map(Text, ["", *end] if end else []))
 
     def text(self, *, explain: bool = False) -> str:
         """Return the answer as text without colour, with its explanation if `explain`."""
@@ -216,9 +216,3 @@ class Report(ABC, Generic[A]):
         """Return the answer's lines as HTML, and folded what is behind them."""
         more = to_html(self.renderable(explain=True))
         return f"{to_html(self.brief)}<details><summary>Explain</summary>{more}</details>"
-
-
-def paragraphs(notes: Notes) -> RenderableType:
-    """Return the runs behind an answer, and its warnings, a paragraph each."""
-    checked = validated_lines(*notes.confidences.values()) if notes.confidences else []
-    return Group(*map(Text, [*checked, *(f"warning: {text}" for text in notes.warnings)]))

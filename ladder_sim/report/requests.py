@@ -24,7 +24,7 @@ _Each = TypeVar("_Each")
 _REPLACED = ("batch", "prompt", "gen", "concurrency")
 
 
-def load_label(requests: Traffic | Trace | Sequence[Request]) -> str:
+def requests_label(requests: Traffic | Trace | Sequence[Request]) -> str:
     """Return which requests arrive, in a phrase."""
     lengths = tokens_label(requests)
     return f"{requests.arrivals}, prompt {lengths}" if isinstance(requests, Traffic) else lengths

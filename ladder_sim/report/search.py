@@ -53,7 +53,6 @@ class SearchReport(Report[SearchResult]):
             asked=asked_text(found.scenario),
             table=table_of(self.columns, rows, width=WIDTH, spare=("TPOT",)) if rows else None,
             remarks=list(self._remarks()),
-            cautions=self.notes.warnings,
             more=counted_text(hidden, "more wiring") if hidden else "",
         )
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ladder_sim.analysis.sensitivity import MIN_CHANGE, Sensitivities, Sensitivity
-from ladder_sim.display.document import Document, Notes
+from ladder_sim.display.document import Document
 from ladder_sim.display.labels import (
     asked_text,
     evidence_text,
@@ -20,13 +20,10 @@ from ladder_sim.display.labels import (
 )
 from ladder_sim.report.columns import Column, table_of
 from ladder_sim.report.console import WholeTable, table
-from ladder_sim.report.figures.style import TEXT_COLOUR, figure
+from ladder_sim.report.figures.style import TEXT_COLOUR, Figure, figure
 from ladder_sim.report.report import WIDTH, Brief, Remark, Report
 from ladder_sim.specs.settings import find_setting
 from ladder_sim.wirings.names import NO_COMMUNICATION
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 # rows of the default answer
 _SHOWN = 5
@@ -45,10 +42,6 @@ class SensitivityReport(Report[Sensitivities]):
             self.answer, self.answer.variants[-1], scenario_label(self.answer.confidence.scenario)
         )
     }
-
-    @property
-    def notes(self) -> Notes:
-        return Notes(confidences={"": self.answer.confidence})
 
     @property
     def shown(self) -> list[str]:
@@ -105,7 +98,6 @@ class SensitivityReport(Report[Sensitivities]):
                 *self._why(),
                 Remark("evidence", f"Slopes of the model, without intervals. {evidence}"),
             ],
-            cautions=self.notes.warnings,
             more=f"{more if hidden else ''}elasticities",
         )
 
@@ -190,12 +182,8 @@ def _longer(share: float, time: str) -> str:
     return f"adds {size} to {time}" if share > 0.0 else f"takes {size} off {time}"
 
 
-def tornado_figure(
-    sensitivities: Sensitivities, variant: str, subtitle: str = "", *, compact: bool = False
-) -> "go.Figure":
+def tornado_figure(sensitivities: Sensitivities, variant: str, subtitle: str, *, compact: bool = False) -> Figure:
     """Change of one variant's request time as each figure falls and rises; `compact` for a part of a page."""
-    import plotly.graph_objects as go
-
     step = sensitivities.step
     visible = [item for item in sensitivities if item.widest(variant) >= MIN_CHANGE]
     visible = sorted(visible, key=lambda item: -item.widest(variant))[:MAX_BARS]
@@ -208,37 +196,39 @@ def tornado_figure(
         ]
     else:
         names = [f"{field_label(item.figure)} ({field_text(item.figure, item.value, item.unit)})" for item in visible]
-    drawn = figure(f"Sensitivity of {variant}'s request time", subtitle)
-    for name, colour, changes in (
-        (f"figure divided by {1 + step:g}", _LOWER_COLOUR, [item.responses[variant].request_lower for item in visible]),
-        (f"figure times {1 + step:g}", _HIGHER_COLOUR, [item.responses[variant].request_higher for item in visible]),
-    ):
-        drawn.add_trace(
-            go.Bar(
-                y=names,
-                x=[100.0 * change for change in changes],
-                name=name,
-                orientation="h",
-                marker={"color": colour},
-                text=[f"{change:+.1%}" for change in changes],
-                textposition="outside",
-                textfont={"size": 11} if compact else {},
-                cliponaxis=False,
-                hovertemplate="%{y}<br>request time %{x:+.2f} %<extra>%{fullData.name}</extra>",
-            )
-        )
+    sides = {
+        f"figure divided by {1 + step:g}": (_LOWER_COLOUR, [item.responses[variant].request_lower for item in visible]),
+        f"figure times {1 + step:g}": (_HIGHER_COLOUR, [item.responses[variant].request_higher for item in visible]),
+    }
     # room for the numbers at the bars
-    reach = (1.75 if compact else 1.25) * max((abs(bar) for trace in drawn.data for bar in trace.x), default=1.0)
-    drawn.update_layout(
-        barmode="overlay",
-        bargap=0.3,
-        height=190 + 34 * len(names),
-        xaxis={
-            "title": {"text": "request time (%)" if compact else "change of the request time (%)"},
-            "zeroline": True,
-            "zerolinecolor": TEXT_COLOUR,
-            "range": [-reach, reach],
+    most = max((abs(100.0 * change) for _, changes in sides.values() for change in changes), default=1.0)
+    reach = (1.75 if compact else 1.25) * most
+    title = "request time (%)" if compact else "change of the request time (%)"
+    xaxis = {"title": {"text": title}, "zeroline": True, "zerolinecolor": TEXT_COLOUR, "range": [-reach, reach]}
+    return figure(
+        f"Sensitivity of {variant}'s request time",
+        subtitle,
+        data=[
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": name,
+                "y": names,
+                "x": [100.0 * change for change in changes],
+                "marker": {"color": colour},
+                "text": [f"{change:+.1%}" for change in changes],
+                "textposition": "outside",
+                "textfont": {"size": 11} if compact else {},
+                "cliponaxis": False,
+                "hovertemplate": "%{y}<br>request time %{x:+.2f} %<extra>%{fullData.name}</extra>",
+            }
+            for name, (colour, changes) in sides.items()
+        ],
+        layout={
+            "barmode": "overlay",
+            "bargap": 0.3,
+            "height": 190 + 34 * len(names),
+            "xaxis": {**xaxis, **({"nticks": 6} if compact else {})},
+            "yaxis": {"autorange": "reversed", "showgrid": False, **({"tickfont": {"size": 11}} if compact else {})},
         },
-        yaxis={"autorange": "reversed", "showgrid": False},
     )
-    return drawn.update_layout(xaxis={"nticks": 6}, yaxis={"tickfont": {"size": 11}}) if compact else drawn

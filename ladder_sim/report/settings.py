@@ -24,15 +24,15 @@ MANY_CHOICES = 8
 def settings_rows(scenario: Scenario) -> list[tuple[str, str, str, str]]:
     """Return each setting's name, the value that predictions of this scenario use, its range and its meaning."""
     profile = resolve_profile(scenario, None)
-    return [
-        (
-            name,
-            value_text(setting.field, used_value(scenario, setting.name, profile)),
-            _range_text(setting),
-            _first_sentence(setting) + options_text(setting),
-        )
-        for name, setting in sorted(described().items())
-    ]
+    rows = []
+    for name, setting in sorted(described().items()):
+        value = used_value(scenario, setting.name, profile)
+        shown = str(value).lower() if isinstance(value, bool) else field_text(setting.field, value)
+        meaning = re.split(r"\.(?: (?=[A-Z0-9])|$)", setting.meaning)[0]
+        # what engines call it
+        options = ", ".join(f"{engine} {option}" for engine, option in setting.options.items())
+        rows.append((name, shown or "-", _range_text(setting), f"{meaning} ({options})" if options else meaning))
+    return rows
 
 
 def settings_report(scenario: Scenario) -> RenderableType:
@@ -46,19 +46,6 @@ def settings_report(scenario: Scenario) -> RenderableType:
     )
 
 
-def options_text(setting: Setting) -> str:
-    """Return what engines call a setting; empty if none has it as an option."""
-    names = ", ".join(f"{engine} {name}" for engine, name in setting.options.items())
-    return f" ({names})" if names else ""
-
-
-def value_text(field: str, value: Any) -> str:
-    """Return a value as ``--set`` takes it."""
-    if value == "":
-        return "-"
-    return str(value).lower() if isinstance(value, bool) else field_text(field, value)
-
-
 def _range_text(setting: Setting) -> str:
     limits, choices = setting.limits, get_args(setting.kind)
     if limits:
@@ -70,10 +57,6 @@ def _range_text(setting: Setting) -> str:
         flag = next(argument.flag for argument in ARGUMENTS.values() if argument.attribute == setting.name)
         return f"as {flag} takes"
     return f"{', '.join(choices[:-1])} or {choices[-1]}" if choices else "text"
-
-
-def _first_sentence(setting: Setting) -> str:
-    return re.split(r"\.(?: (?=[A-Z0-9])|$)", setting.meaning)[0]
 
 
 def settings_document(scenario: Scenario) -> Document:

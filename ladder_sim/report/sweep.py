@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,7 @@ from ladder_sim.report.figures.style import (
     MAX_TICKS,
     NOW_MARKER,
     TEXT_COLOUR,
+    Figure,
     figure,
     log_axis,
     round_ticks,
@@ -41,9 +42,6 @@ from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.sweeps.evaluate import PRICE, PROBLEM
 from ladder_sim.sweeps.table import SweepTable
 from ladder_sim.wirings.names import NO_COMMUNICATION
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 # points of the default answer, and rows that a person reads behind it; more are for a file
 SHOWN, MAX_ROWS = 8, 100
@@ -142,7 +140,7 @@ class SweepReport(Report[SweepTable]):
         sweep = self.answer
         unit, values = axis_values(name, sweep[name], sweep.units[name])
         heading = f"{field_label(name)} [{unit}]" if unit else field_label(name)
-        return Column("", lambda row: _plain_text(values[row]), heading)
+        return Column("", lambda row: f"{values[row]:.4g}" if values.dtype.kind == "f" else str(values[row]), heading)
 
     def place(self, row: int) -> str:
         """Return a point as text, by the fields that vary."""
@@ -168,7 +166,6 @@ class SweepReport(Report[SweepTable]):
             asked="; ".join(asked),
             table=self.table(rows) if rows else None,
             remarks=list(self._remarks()),
-            cautions=self.notes.warnings,
             more=more if hidden else "",
         )
 
@@ -230,11 +227,6 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
 
 
-def _plain_text(value: Any) -> str:
-    value = _plain(value)
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
 # speedup above which the axis is logarithmic: an upper bound would press all others flat
 _LOG_SPEEDUP = 3.0
 # names that have room below a map on a phone
@@ -245,7 +237,7 @@ _NUMBERED_CELLS = 200
 _NOW_RING = {"color": "#56B4E9", "size": 38, "symbol": "circle-open", "line": {"width": 3}}
 
 
-def sweep_figure(table: SweepTable, over: str = "standard") -> "go.Figure":
+def sweep_figure(table: SweepTable, over: str = "standard") -> Figure:
     """Draw lines along a sweep's field, or a map of speedup over two; raise UsageError for more or fewer."""
     if len(table.varied) == 1:
         return speedup_lines(table)
@@ -260,59 +252,58 @@ def sweep_figure(table: SweepTable, over: str = "standard") -> "go.Figure":
 
 def speedup_lines(
     table: SweepTable, *, compact: bool = False, now: tuple[float, Mapping[str, float]] | None = None
-) -> "go.Figure":
+) -> Figure:
     """Draw every variant's speedup over standard along the one field that varies.
 
     `compact` is for a part of a page: the axis has its title in words. A scenario to mark, `now`, is its value of the
     field, and its speedups by variant.
     """
-    import plotly.graph_objects as go
-
     (field,) = table.varied
-    drawn = figure(f"Speedup over standard by {field_label(field)}", _held(table))
     typed = table.units[field]
     values, axis = value_axis(field, table[field], title=field_title(field) if compact else "", typed=typed)
     compared = [variant for variant in table.variants if variant != "standard"]
+    data: list[dict[str, Any]] = []
     for variant in compared:
         # the limit's interval would hide the others
         if variant != NO_COMMUNICATION and f"{variant}.speedup_low" in table.columns:
-            ends = [table[f"{variant}.speedup_{end}"] for end in ("high", "low")]
-            band = {"x": values, "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
-            drawn.add_trace(go.Scatter(y=ends[0], **band))
-            drawn.add_trace(go.Scatter(y=ends[1], fill="tonexty", fillcolor=_pale(variant_colour(variant)), **band))
+            edge = {"type": "scatter", "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
+            inside = {"fill": "tonexty", "fillcolor": _pale(variant_colour(variant))}
+            data.append({**edge, "x": values, "y": table[f"{variant}.speedup_high"]})
+            data.append({**edge, "x": values, "y": table[f"{variant}.speedup_low"], **inside})
     for variant in compared:
         limit = {"dash": "dash", "width": 1.5} if variant == NO_COMMUNICATION else {}
-        drawn.add_trace(
-            go.Scatter(
-                x=values,
-                y=table[f"{variant}.speedup"],
-                name=wiring_label(variant).strip("()") if compact else variant,
-                mode="lines+markers" if len(table) <= MAX_TICKS else "lines",
-                line={"color": variant_colour(variant), "width": 2.5, **limit},
-                marker={"size": 7},
-                connectgaps=False,
-                hovertemplate="%{y:.2f}x",
-            )
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers" if len(table) <= MAX_TICKS else "lines",
+                "name": wiring_label(variant).strip("()") if compact else variant,
+                "x": values,
+                "y": table[f"{variant}.speedup"],
+                "line": {"color": variant_colour(variant), "width": 2.5, **limit},
+                "marker": {"size": 7},
+                "connectgaps": False,
+                "hovertemplate": "%{y:.2f}x",
+            }
         )
+    layout = {"xaxis": axis, "yaxis": {"title": {"text": "speedup over standard"}}, "hovermode": "x unified"}
+    title = f"Speedup over standard by {field_label(field)}"
+    drawn = figure(title, _held(table), data=data, layout=layout)
     level = {"color": variant_colour("standard"), "dash": "dot", "width": 2}
     drawn.add_hline(y=1.0, line=level, annotation_text="standard", annotation_position="bottom left")
-    drawn.update_layout(xaxis=axis, yaxis={"title": {"text": "speedup over standard"}}, hovermode="x unified")
     if now is not None:
         value, speedups = now
         # in the unit of the axis, which the largest value decides
         unit, (place, _) = axis_values(field, [value, float(np.max(table[field]))], typed)
         drawn.update_layout(xaxis={"unifiedhovertitle": {"text": f"%{{x:.3~g}} {unit}"}})
         drawn.add_vline(x=place, line={"color": NOW_MARKER["color"], "width": 1, "dash": "dash"})
-        drawn.add_trace(
-            go.Scatter(
-                x=[place] * len(speedups),
-                y=list(speedups.values()),
-                mode="markers",
-                marker={**NOW_MARKER, "color": [variant_colour(variant) for variant in speedups]},
-                name=f"now: {field_text(field, value, typed)}",
-                hoverinfo="skip",
-                showlegend=False,
-            )
+        drawn.add_scatter(
+            x=[place] * len(speedups),
+            y=list(speedups.values()),
+            mode="markers",
+            marker={**NOW_MARKER, "color": [variant_colour(variant) for variant in speedups]},
+            name=f"now: {field_text(field, value, typed)}",
+            hoverinfo="skip",
+            showlegend=False,
         )
     feasible = [value for variant in compared for value in table[f"{variant}.speedup"].tolist() if value > 0.0]
     if feasible and max(feasible) > _LOG_SPEEDUP:
@@ -335,14 +326,12 @@ def speedup_map(
     *,
     compact: bool = False,
     now: tuple[float, float] | None = None,
-) -> "go.Figure":
+) -> Figure:
     """Draw one variant's speedup over another as a heat map of the two fields that vary, with a line where it is 1.
 
     `compact` is for a part of a page: cells without gaps, axes with titles in words, few names below. A scenario to
     mark, `now`, is its values to the right and upwards.
     """
-    import plotly.graph_objects as go
-
     for name in (variant, over):
         if name not in table.variants:
             raise UsageError(f"the sweep holds no {name}", hint=f"it holds {', '.join(table.variants)}")
@@ -354,37 +343,43 @@ def speedup_map(
     )
     # rows of a sweep lie in the grid's order
     ratio = (table[f"{variant}.tokens_per_s"] / table[f"{over}.tokens_per_s"]).reshape(len(rows), len(columns))
+    hovers = [
+        [f"{field_label(column_field)} {column}, {field_label(row_field)} {row}" for column in column_texts]
+        for row in row_texts
+    ]
     # cells of equal size, whatever the values: a sweep's steps are of one factor or of one width
-    drawn = figure(f"Speedup of {variant} over {over}", _held(table))
-    drawn.add_trace(
-        go.Heatmap(
-            z=ratio,
+    data: list[dict[str, Any]] = [
+        {
+            "type": "heatmap",
+            "z": ratio,
             # on both sides of 1 two hues that part there
             **({"zmid": 1.0, "colorscale": "PuOr_r"} if np.nanmin(ratio) < 1.0 else {"colorscale": "Cividis"}),
-            colorbar={"thickness": 10} if compact else {"title": {"text": "speedup"}, "thickness": 16},
-            texttemplate="%{z:.2f}" if ratio.size <= _NUMBERED_CELLS else "",
-            customdata=[
-                [f"{field_label(column_field)} {column}, {field_label(row_field)} {row}" for column in column_texts]
-                for row in row_texts
-            ],
-            hovertemplate="%{customdata}<br>speedup %{z:.3f}<extra></extra>",
-            xgap=0 if compact else 1,
-            ygap=0 if compact else 1,
-        )
-    )
+            "colorbar": {"thickness": 10} if compact else {"title": {"text": "speedup"}, "thickness": 16},
+            "texttemplate": "%{z:.2f}" if ratio.size <= _NUMBERED_CELLS else "",
+            "customdata": hovers,
+            "hovertemplate": "%{customdata}<br>speedup %{z:.3f}<extra></extra>",
+            "xgap": 0 if compact else 1,
+            "ygap": 0 if compact else 1,
+        }
+    ]
     if np.nanmin(ratio) < 1.0 < np.nanmax(ratio):
-        drawn.add_trace(_contour(ratio))
+        data.append(
+            {
+                "type": "contour",
+                "name": "break-even",
+                "z": ratio,
+                "contours": {"start": 1.0, "end": 1.0, "size": 1.0, "coloring": "none"},
+                "line": {"color": TEXT_COLOUR, "width": 3, "smoothing": 0},
+                "showscale": False,
+                "hoverinfo": "skip",
+                "showlegend": True,
+            }
+        )
     if now is not None:
-        drawn.add_trace(
-            go.Scatter(
-                x=[_place(now[0], columns)],
-                y=[_place(now[1], rows)],
-                mode="markers",
-                marker=NOW_MARKER if ratio.size > _NUMBERED_CELLS else _NOW_RING,
-                name="now",
-                hoverinfo="skip",
-                showlegend=False,
-            )
+        marker = NOW_MARKER if ratio.size > _NUMBERED_CELLS else _NOW_RING
+        place = {"x": [_place(now[0], columns)], "y": [_place(now[1], rows)], "marker": marker}
+        data.append(
+            {"type": "scatter", "mode": "markers", "name": "now", "hoverinfo": "skip", "showlegend": False, **place}
         )
     x_axis, y_axis = (
         _cell_axis(field, values, table.units[field], compact=compact)
@@ -393,22 +388,8 @@ def speedup_map(
     if compact:
         step = -(-len(x_axis["tickvals"]) // _COMPACT_NAMES)
         x_axis |= {"tickangle": 0, **{name: x_axis[name][::step] for name in ("tickvals", "ticktext")}}
-    return drawn.update_layout(xaxis=x_axis, yaxis=y_axis, plot_bgcolor="#F5F5F5")
-
-
-def _contour(ratio: NDArray[np.float64]) -> "go.Contour":
-    """Return the contour where the speedup is 1."""
-    import plotly.graph_objects as go
-
-    return go.Contour(
-        z=ratio,
-        contours={"start": 1.0, "end": 1.0, "size": 1.0, "coloring": "none"},
-        line={"color": TEXT_COLOUR, "width": 3, "smoothing": 0},
-        showscale=False,
-        hoverinfo="skip",
-        name="break-even",
-        showlegend=True,
-    )
+    layout = {"xaxis": x_axis, "yaxis": y_axis, "plot_bgcolor": "#F5F5F5"}
+    return figure(f"Speedup of {variant} over {over}", _held(table), data=data, layout=layout)
 
 
 def _cell_axis(field: str, values: list[Any], typed: str, *, compact: bool) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -12,16 +12,13 @@ from ladder_sim.display.document import Document
 from ladder_sim.display.labels import kind_label
 from ladder_sim.report.columns import Column, cut, percent, table_of
 from ladder_sim.report.console import WholeTable, table
-from ladder_sim.report.figures.style import SERIES_COLOURS, TEXT_COLOUR, figure
+from ladder_sim.report.figures.style import SERIES_COLOURS, TEXT_COLOUR, Figure, figure
 from ladder_sim.report.report import Brief, Remark, Report
 from ladder_sim.traces.graph import COLLECTIVES, HOST_KINDS, TraceGraph
-from ladder_sim.traces.replay import MAX_ERROR, StepError, UnexplainedWait
+from ladder_sim.traces.replay import MAX_ERROR, StepError
 from ladder_sim.traces.summary import ModuleTotal, OpTotal, RankSummary, RunSummary, exposed_spans
 from ladder_sim.traces.trace import TraceDiff, TraceInfo, TraceReplay
 from ladder_sim.units import format_seconds
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 # rows of a table
 _SHOWN = 6
@@ -193,7 +190,9 @@ class ReplayReport(Report[TraceReplay]):
         shown = sorted(sorted(rows, key=lambda row: -abs(row[0].error))[:_SHOWN], key=rows.index)
         remarks = []
         if waits := replay.recorded.unexplained():
-            remarks.append(Remark("why", self._unexplained(waits)))
+            op, lanes = waits[0].op, replay.recorded.graph.lanes
+            late = f"{format_seconds(waits[0].seconds)} before {cut(op.name, _NAME)} on {lanes[op.lane].name}"
+            remarks.append(Remark("why", f"Longest device wait that nothing in the trace explains, left out: {late}."))
         if len(rows) > len(shown):
             remarks.append(Remark("left out", f"{len(rows) - len(shown)} steps with smaller errors: --explain"))
         return Brief(
@@ -235,11 +234,6 @@ class ReplayReport(Report[TraceReplay]):
         steps = f"{count} steps are replayed within" if count > 1 else "The run is replayed within"
         explains = "explains the recorded time" if abs(worst.error) <= MAX_ERROR else "misses a dependency"
         return f"{steps} {percent(abs(worst.error), 2)} of the recording: the graph {explains}."
-
-    def _unexplained(self, waits: Sequence[UnexplainedWait]) -> str:
-        op, lanes = waits[0].op, self.answer.recorded.graph.lanes
-        late = f"{format_seconds(waits[0].seconds)} before {cut(op.name, _NAME)} on {lanes[op.lane].name}"
-        return f"Longest device wait that nothing in the trace explains, left out: {late}."
 
     def details(self) -> RenderableType:
         """Return all steps, the longest waits that the replay leaves out, and what is not recorded."""
@@ -373,10 +367,8 @@ MAX_OPS = 20_000
 MAX_STEPS = 12
 
 
-def trace_figure(runs: Mapping[str, TraceGraph], title: str) -> "go.Figure":
+def trace_figure(runs: Mapping[str, TraceGraph], title: str) -> Figure:
     """Draw the timelines of one run, or of several below each other."""
-    import plotly.graph_objects as go
-
     bars: dict[str, list[tuple[str, float, float, str]]] = {kind: [] for kind in _COLOURS}
     rows: list[str] = []
     for name, graph in runs.items():
@@ -403,34 +395,35 @@ def trace_figure(runs: Mapping[str, TraceGraph], title: str) -> "go.Figure":
     drawn = figure(
         title,
         data=[
-            go.Bar(
-                name=kind,
-                orientation="h",
-                y=[row for row, *_ in spans],
-                base=[start_s * _MS for _, start_s, _, _ in spans],
-                x=[(end_s - start_s) * _MS for _, start_s, end_s, _ in spans],
-                hovertext=[name for *_, name in spans],
-                marker={"color": _COLOURS[kind], "line": {"width": 0}},
-            )
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": kind,
+                "y": [row for row, *_ in spans],
+                "base": [start_s * _MS for _, start_s, _, _ in spans],
+                "x": [(end_s - start_s) * _MS for _, start_s, end_s, _ in spans],
+                "hovertext": [name for *_, name in spans],
+                "marker": {"color": _COLOURS[kind], "line": {"width": 0}},
+            }
             for kind, spans in bars.items()
             if spans
         ],
-    )
-    drawn.update_layout(
-        barmode="overlay",
-        bargap=0.25,
-        height=MARGIN_PX + ROW_PX * len(rows),
-        xaxis_title="time (ms)",
-        yaxis={"categoryorder": "array", "categoryarray": rows[::-1]},
-        legend={"yref": "container", "y": 0.0, "yanchor": "bottom"},
-        margin={"b": 110, "t": 60},
+        layout={
+            "barmode": "overlay",
+            "bargap": 0.25,
+            "height": MARGIN_PX + ROW_PX * len(rows),
+            "xaxis": {"title": {"text": "time (ms)"}},
+            "yaxis": {"categoryorder": "array", "categoryarray": rows[::-1]},
+            "legend": {"yref": "container", "y": 0.0, "yanchor": "bottom"},
+            "margin": {"b": 110, "t": 60},
+        },
     )
     if len(runs) == 1:
         _mark_steps(drawn, *runs.values())
     return drawn
 
 
-def _mark_steps(drawn: "go.Figure", graph: TraceGraph) -> None:
+def _mark_steps(drawn: Figure, graph: TraceGraph) -> None:
     """Mark where iterations begin, if there is room for their names."""
     for step, name in enumerate(graph.steps if len(graph.steps) <= MAX_STEPS else ()):
         start_s = min((op.start_s for op in graph.ops if op.step == step), default=None)

@@ -27,18 +27,17 @@ from ladder_sim.report.figures.style import (
     GRID_COLOUR,
     SERIES_COLOURS,
     TEXT_COLOUR,
+    Figure,
     error_bars,
     figure,
     variant_colour,
 )
-from ladder_sim.report.quality import adaptation_fields, adaptation_sentence, price_text
+from ladder_sim.report.quality import ADAPTATION, adaptation_sentence, price_text
 from ladder_sim.report.report import Brief, Remark, Report
 from ladder_sim.specs.techniques import engines, with_sources
 from ladder_sim.wirings.names import is_variant, parse
 
 if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
     from ladder_sim.analysis.winners import Group as Cells
     from ladder_sim.analysis.winners import Winners
     from ladder_sim.serving.sizing.fleet import Fleet
@@ -95,16 +94,11 @@ def _ratio(ratio: float | None) -> str | None:
     return "1" if ratio == 1.0 else f"{ratio:.2f}"
 
 
-def _gpus(fleet: "Fleet") -> str:
-    from ladder_sim.report.capacity import gpus_text
+def _need_text(fleet: "Fleet") -> tuple[str, str]:
+    """Return the GPUs that an option needs, and what breaks first on fewer, as text."""
+    from ladder_sim.report.capacity import breaks_text, gpus_text
 
-    return gpus_text(fleet.gpus)
-
-
-def _breaks(fleet: "Fleet") -> str:
-    from ladder_sim.report.capacity import breaks_text
-
-    return breaks_text(fleet)
+    return gpus_text(fleet.gpus), breaks_text(fleet)
 
 
 def _of(name: str) -> Callable[[Row], Any]:
@@ -123,7 +117,7 @@ _GAIN: Column[Row] = Column(
     kind=Interval,
 )
 _ENGINES_OF: Column[Row] = Column("", lambda row: row.engines, "engines today")
-_LIMIT: Column[Row] = Column("", lambda row: row.fleet and _breaks(row.fleet), "limit")
+_LIMIT: Column[Row] = Column("", lambda row: row.fleet and _need_text(row.fleet)[1], "limit")
 
 # in JSON and CSV, and those with a heading in a table of options
 VALUES: Sequence[Column[Row]] = (
@@ -144,7 +138,7 @@ VALUES: Sequence[Column[Row]] = (
 _NEEDS: Sequence[Column[Row]] = (
     _OPTION,
     _GAIN,
-    Column("", lambda row: row.fleet and _gpus(row.fleet), "GPUs (90 %)"),
+    Column("", lambda row: row.fleet and _need_text(row.fleet)[0], "GPUs (90 %)"),
     Column("", lambda row: row.fleet and interval_text(row.fleet.rate_limit), "req/s alone (90 %)"),
     _LIMIT,
 )
@@ -234,7 +228,7 @@ class VersusReport(Report[Versus]):
             "wirings": wirings,
         }
         if result.cost:
-            head["cost"] = adaptation_fields(result.cost)
+            head["cost"] = fields_of(ADAPTATION, result.cost)
         if result.load:
             from ladder_sim.report.capacity import FLEET
 
@@ -278,7 +272,7 @@ def _need(result: Versus) -> str:
 def _gpus_of(fleet: "Fleet") -> str:
     if not fleet.need.replicas:
         return "more than any number of GPUs"
-    count, _, ends = _gpus(fleet).partition(" ")
+    count, _, ends = _need_text(fleet)[0].partition(" ")
     return f"{count} GPUs {ends}".rstrip()
 
 
@@ -372,39 +366,40 @@ _TECHNIQUE_COLOURS = ("#56B4E9", "#009E73", "#CC79A7", "#D55E00", "#F0E442", "#E
 _LIMIT_COLOUR = "#A6A6A6"
 
 
-def versus_figure(result: Versus) -> "go.Figure":
+def versus_figure(result: Versus) -> Figure:
     """Draw a bar for each option, from standard's 1: without retraining, with retraining, limits."""
-    import plotly.graph_objects as go
-
     groups = {"without retraining": result.own, "with retraining": result.retrained, "limits": result.limits}
-    drawn = figure("Gain over standard without techniques", scenario_label(result.scenario))
     colours = (*SERIES_COLOURS[:2], _LIMIT_COLOUR)
-    for (group, options), colour in zip(groups.items(), colours, strict=True):
-        drawn.add_trace(
-            go.Bar(
-                y=[each.name for each in options],
-                x=[each.gain.value - 1.0 for each in options],
-                base=1.0,
-                orientation="h",
-                name=group,
-                marker={"color": colour},
-                error_x=error_bars([each.gain for each in options]),
-                customdata=[each.gain.text for each in options],
-                hovertemplate="%{y}: %{customdata}<extra></extra>",
-            )
-        )
-    drawn.add_vline(x=1.0, line={"color": TEXT_COLOUR, "width": 1})
-    bars = sum(map(len, groups.values()))
-    return drawn.update_layout(
-        width=1100,
-        height=190 + 26 * bars,
-        bargap=0.3,
-        xaxis={"title": {"text": "gain, with 90 % intervals"}},
-        yaxis={"autorange": "reversed", "showgrid": False},
+    drawn = figure(
+        "Gain over standard without techniques",
+        scenario_label(result.scenario),
+        data=[
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": group,
+                "y": [each.name for each in options],
+                "x": [each.gain.value - 1.0 for each in options],
+                "base": 1.0,
+                "marker": {"color": colour},
+                "error_x": error_bars([each.gain for each in options]),
+                "customdata": [each.gain.text for each in options],
+                "hovertemplate": "%{y}: %{customdata}<extra></extra>",
+            }
+            for (group, options), colour in zip(groups.items(), colours, strict=True)
+        ],
+        layout={
+            "width": 1100,
+            "height": 190 + 26 * sum(map(len, groups.values())),
+            "bargap": 0.3,
+            "xaxis": {"title": {"text": "gain, with 90 % intervals"}},
+            "yaxis": {"autorange": "reversed", "showgrid": False},
+        },
     )
+    return drawn.add_vline(x=1.0, line={"color": TEXT_COLOUR, "width": 1})
 
 
-def winners_figure(winners: "Winners") -> "go.Figure":
+def winners_figure(winners: "Winners") -> Figure:
     """Draw what gains most, by link latency and requests: a panel without and one with retraining."""
     from plotly.subplots import make_subplots
 
@@ -418,7 +413,7 @@ def winners_figure(winners: "Winners") -> "go.Figure":
     for panel, (title, group) in enumerate(winners.groups.items(), 1):
         legend = f"legend{panel}" if panel > 1 else "legend"
         for trace in _panel(columns, rows, group, _over_plans(winners, group)):
-            drawn.add_trace(trace.update(legend=legend), row=1, col=panel)
+            drawn.add_trace({**trace, "legend": legend}, row=1, col=panel)
         # one below the other: next to each other they would be cut
         below = {"y": -0.13 - 0.12 * panel, "yanchor": "top", "title": {"text": f"{title}:"}}
         drawn.update_layout({legend: {"orientation": "h", "x": 0.0, **below}})
@@ -433,51 +428,36 @@ def winners_figure(winners: "Winners") -> "go.Figure":
 
 def _panel(
     columns: Sequence[str], rows: Sequence[str], group: "Cells", hovers: Sequence[Sequence[str]]
-) -> "Iterator[go.Heatmap | go.Scatter]":
+) -> Iterator[dict[str, Any]]:
     """Yield cells in the winner's colour, a line across those with a tied next best, and the gains."""
-    import plotly.graph_objects as go
-
     names = list(dict.fromkeys(name for name in group.names.ravel() if name))
     colours = {
         name: variant_colour(name) if is_variant(name) else _TECHNIQUE_COLOURS[number % len(_TECHNIQUE_COLOURS)]
         for number, name in enumerate(names)
     }
-    yield go.Heatmap(
-        x=columns,
-        y=rows,
-        z=[[names.index(name) if name else None for name in row] for row in group.names],
-        zmin=-0.5,
-        zmax=len(names) - 0.5,
-        colorscale=[(end / len(names), colours[name]) for at, name in enumerate(names) for end in (at, at + 1)],
-        showscale=False,
-        opacity=_PALE,
-        xgap=1,
-        ygap=1,
-        customdata=hovers,
-        hovertemplate="%{customdata}<extra></extra>",
-    )
+    yield {
+        "type": "heatmap",
+        "x": columns,
+        "y": rows,
+        "z": [[names.index(name) if name else None for name in row] for row in group.names],
+        "zmin": -0.5,
+        "zmax": len(names) - 0.5,
+        "colorscale": [(end / len(names), colours[name]) for at, name in enumerate(names) for end in (at, at + 1)],
+        "showscale": False,
+        "opacity": _PALE,
+        "xgap": 1,
+        "ygap": 1,
+        "customdata": hovers,
+        "hovertemplate": "%{customdata}<extra></extra>",
+    }
     for name, colour in colours.items():
         square = {"color": colour, "size": 12, "symbol": "square", "opacity": _PALE}
-        yield go.Scatter(x=[None], y=[None], mode="markers", marker=square, name=name)
-    tied = list(zip(*group.tied.nonzero(), strict=True))
-    yield go.Scatter(
-        x=[columns[column] for _, column in tied],
-        y=[rows[row] for row, _ in tied],
-        mode="markers",
-        marker=_HATCH,
-        showlegend=False,
-        hoverinfo="skip",
-    )
-    there = list(zip(*(group.gains > 0.0).nonzero(), strict=True))
-    yield go.Scatter(
-        x=[columns[column] for _, column in there],
-        y=[rows[row] for row, _ in there],
-        text=[f"{group.gains[at]:.2f}" for at in there],
-        mode="text",
-        textfont={"color": TEXT_COLOUR},
-        showlegend=False,
-        hoverinfo="skip",
-    )
+        yield {"type": "scatter", "x": [None], "y": [None], "mode": "markers", "marker": square, "name": name}
+    tied, there = (list(zip(*cells.nonzero(), strict=True)) for cells in (group.tied, group.gains > 0.0))
+    gains = {"mode": "text", "text": [f"{group.gains[at]:.2f}" for at in there], "textfont": {"color": TEXT_COLOUR}}
+    for places, marks in ((tied, {"mode": "markers", "marker": _HATCH}), (there, gains)):
+        at = {"x": [columns[column] for _, column in places], "y": [rows[row] for row, _ in places]}
+        yield {"type": "scatter", **at, **marks, "showlegend": False, "hoverinfo": "skip"}
 
 
 def _over_plans(winners: "Winners", group: "Cells") -> list[list[str]]:

@@ -203,17 +203,12 @@ def _periods(layout: Layout) -> tuple[Period, ...]:
 def op_times(
     schedule: Schedule, estimates: Sequence[Estimate], hardware: Hardware
 ) -> tuple[list[Number], dict[Lead, Number], Number]:
-    """Return how long a schedule's ops take alone, and their leads, given the cost of each of the layout's roles.
+    """Return the seconds of a schedule's distinct ops alone, of every lead, and of one launch by the CPU.
 
-    An op that depends on the other stream waits for its event (``stream_wait_s``); only a custom all-reduce whose
-    result is needed at once is issued among the kernels. A collective also pays its start-up (``collective_launch_s``),
-    and across nodes in a CUDA graph a wait for its host node.
-
-    Returns
-    -------
-    durations, leads, launch
-        Seconds of each distinct op, of every lead in the schedule, and of one launch by the CPU (0: nothing is
-        launched).
+    `costs` are those of the layout's roles. A launch takes 0 where nothing is launched. An op that depends on the other
+    stream waits for its event (``stream_wait_s``); only a custom all-reduce whose result is needed at once is issued
+    among the kernels. A collective also pays its start-up (``collective_launch_s``), and across nodes in a CUDA graph a
+    wait for its host node.
     """
     stack = hardware.stack
     # NCCL (2.21.5, src/enqueue.cc) captures a host node with every collective that needs the network's proxy: it runs

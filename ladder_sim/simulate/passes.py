@@ -18,20 +18,19 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ladder_sim.costs.estimate import CostModel, Estimate
+from ladder_sim.costs.estimate import Estimate
 from ladder_sim.costs.hardware import Hardware
+from ladder_sim.costs.kernels import CostModel
 from ladder_sim.des import engine, scan
 from ladder_sim.des.program import Program
 from ladder_sim.des.shared import Device, Number, any_true, maximum, minimum, values_of
 from ladder_sim.des.timeline import TaskTimes, Timeline
 from ladder_sim.graph.ops import Op, PassInputs
 from ladder_sim.graph.pass_kernels import kernels_of
-from ladder_sim.graph.techniques.forms import form, rewrites_of
+from ladder_sim.graph.techniques import form, rewrites_of
 from ladder_sim.kernels import WHOLE, Phase, Sizes
-from ladder_sim.simulate.breakdown import Breakdown, SimulatedOp, simulated_ops
-from ladder_sim.simulate.collectives import Collective, collectives
+from ladder_sim.simulate.breakdown import Breakdown, Collective, PathSums, SimulatedOp, collectives, simulated_ops
 from ladder_sim.simulate.lower import COMPUTE, Schedule, lower, op_times, schedule_pass
-from ladder_sim.simulate.path import PathSums
 from ladder_sim.specs.cluster import GpuSpec
 from ladder_sim.specs.scenario import Scenario
 
@@ -62,20 +61,10 @@ SAME = 1e-4
 class ForwardPass:
     """One forward pass of one variant: how long it takes, and on demand what it is made of.
 
-    Numbers may be arrays of one value per configuration; a timeline is one configuration's.
-
-    Parameters
-    ----------
-    schedule, prices, hardware
-        What it runs, some of its layers left out; what its ops cost, and what the stack adds to them.
-    gpu, engine
-        What runs it, and simulates it: ``"fast"`` or ``"des"``.
-    like
-        A pass of the same schedule: if it was simulated before, this one starts with as many periods.
-    device
-        Shared with passes whose ops are the same: how these slow each other is computed once.
-    follow
-        Of several configurations: follow the critical path of each while times are there, for `path`.
+    Numbers may be arrays of one value per configuration; a timeline is one configuration's. The schedule has some of
+    its layers left out. `like` is a pass of the same schedule: if it was simulated before, this one starts with as many
+    periods. Passes with the same ops share a `device`: how these slow each other is computed once. `follow` of several
+    configurations follows the critical path of each while times are there, for `path`.
     """
 
     def __init__(
@@ -305,7 +294,7 @@ def forward_passes(
     """Simulate passes of each of several variants; the ops of all are priced in one call.
 
     `passes` are the phase and sizes of each; sizes of one pass are all of one form
-    (`ladder_sim.graph.techniques.forms`). `keep` periods of each run of identical layers are simulated at first.
+    (`ladder_sim.graph.techniques`). `keep` periods of each run of identical layers are simulated at first.
     `follow` is as `ForwardPass` takes it.
     """
     inputs = PassInputs.of(scenario)
@@ -461,7 +450,6 @@ def _added(schedule: Schedule, program: Program, times: TaskTimes) -> tuple[Numb
 
 
 def _range(values: Sequence[Number]) -> tuple[Number, Number]:
-    """Return the smallest and the largest value, configuration by configuration."""
     if np.ndarray in set(map(type, values)):
         return reduce(minimum, values), reduce(maximum, values)
     return min(values), max(values)

@@ -194,7 +194,6 @@ class _PacedRun:
         return lasted_s
 
     def _layer_end_s(self, position: int) -> float:
-        """Return when the last kernel of a layer ends on the slowest rank, seconds."""
         index = self.schedule.layout.wiring.layers[position].index
         own = [
             self.launches + number

@@ -14,17 +14,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ladder_sim.costs.estimate import CostModel
 from ladder_sim.costs.hardware import Hardware, host_step_s, one_length
-from ladder_sim.costs.kernels import KernelCosts
+from ladder_sim.costs.kernels import CostModel, KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.des.shared import Number
 from ladder_sim.graph.ops import PassInputs
-from ladder_sim.graph.techniques.forms import form
+from ladder_sim.graph.techniques import form
 from ladder_sim.kernels import Count, Phase, Sizes
-from ladder_sim.simulate.breakdown import Breakdown
+from ladder_sim.simulate.breakdown import Breakdown, PathSums
 from ladder_sim.simulate.passes import Engine, ForwardPass, forward_passes
-from ladder_sim.simulate.path import PathSums
 from ladder_sim.simulate.ranks import Jitter, RankedStep, simulate_ranks
 from ladder_sim.specs.scenario import Scenario
 

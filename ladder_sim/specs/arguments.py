@@ -102,7 +102,6 @@ _NAMES = {
 
 
 def _degree(name: str, help: str, *, default: int | None = 1) -> Argument:
-    """Return the argument of one of the plan's degrees of parallelism."""
     return Argument(name, int, default, f"plan.{name}", PLAN, help, doubles=True, maximum=4096)
 
 
@@ -114,7 +113,7 @@ _TABLE = (
     Argument("cluster", catalog.cluster, "h100-sxm", "cluster.name", ASKED, "Catalog id or path of a cluster .toml."),
     Argument("nodes", int, 1, "nodes", ASKED, "Number of nodes.", maximum=1024),
     Argument("gpus_per_node", int, None, "cluster.gpus_per_node", ASKED, "GPUs of one node.", maximum=1024),
-    _degree("tp", "Tensor-parallel degree; default: every GPU that the other degrees leave.", default=None),
+    _degree("tp", "Tensor-parallel degree; default: every GPU left by other degrees, 8 a node at most.", default=None),
     _degree("pp", "Pipeline stages."),
     _degree("ep", "Parts into which experts are spread."),
     _degree("attention_dp", "Groups of --tp ranks with attention of their own."),

@@ -73,7 +73,10 @@ class Versions:
                 f"version '{version}' of stack '{stack}': must be numbers with dots between them",
                 hint=f"for example {stack}@{self.newest}",
             )
-        for nearest, outside in ((self.oldest, asked < _release(self.oldest)), (self.newest, self._is_newer(asked))):
+        newest = _release(self.newest)
+        # 0.32.1 belongs to 0.32
+        after_newest = asked[: len(newest)] > newest
+        for nearest, outside in ((self.oldest, asked < _release(self.oldest)), (self.newest, after_newest)):
             if outside:
                 raise UsageError(
                     f"version {version} of stack '{stack}' is not known: known are {self.oldest} to {self.newest}",
@@ -86,11 +89,6 @@ class Versions:
             if asked < _release(changed):
                 fields |= self.changes[changed]
         return fields
-
-    def _is_newer(self, asked: tuple[int, ...]) -> bool:
-        """Say whether a version is beyond the newest: 0.32.1 belongs to 0.32."""
-        newest = _release(self.newest)
-        return asked[: len(newest)] > newest
 
     @classmethod
     def read(cls, table: object, file: str) -> Self:
@@ -304,7 +302,6 @@ def _find(kind: str, name_or_path: str) -> Any:
 
 @functools.cache
 def _shipped(folder: str, name: str) -> Any:
-    """Return a built-in spec, which is kept because every scenario names three."""
     text = _data(folder, name)
     if folder == "models":
         config = json.loads(text)
@@ -321,12 +318,10 @@ def _ids(folder: str) -> tuple[str, ...]:
 
 @functools.cache
 def _hub_ids() -> dict[str, str]:
-    """Return the built-in models by the Hugging Face ids of their files."""
     return {hub_id: name for name in model_names() for hub_id in json.loads(_data("models", name)).get("_ids", ())}
 
 
 def _model_path(text: str) -> Path:
-    """Return the path of a model's config.json; an unknown name if it is a name or a Hugging Face id."""
     path = _path(text, "model", ".json", (*MODEL_ALIASES, *model_names()))
     if _HUB_ID.fullmatch(text) and not text.lower().endswith(".json") and not os.path.exists(path):
         page = f"https://huggingface.co/{text}/blob/main/config.json"
@@ -409,19 +404,16 @@ def _gpu_limits(table: object, where: str) -> GpuLimits:
 
 
 def _merged(table: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Return a table with some entries changed; in a nested table, too, only the named entries change."""
     inner = {key: table[key] | value for key, value in changes.items() if isinstance(value, dict) and key in table}
     return table | changes | inner
 
 
 def _allreduce_rules(table: dict[str, Any], key: str, where: str) -> tuple[AllReduceRule, ...]:
-    """Return the all-reduce rules of a stack, taken out of its table."""
     rules = _list_of(table, key, where)
     return tuple(AllReduceRule.read(rule, f"{where}: {key}[{at}]") for at, rule in enumerate(rules))
 
 
 def _list_of(table: dict[str, Any], key: str, where: str) -> list[Any]:
-    """Return the list of tables under a key, taken out of the table."""
     tables = table.pop(key, [])
     if not isinstance(tables, list):
         raise SpecError(f"{where}: {key} must be a list of tables", hint="vllm.toml shows the form")
@@ -434,7 +426,6 @@ def _stack_at(name: str, version: str) -> StackSpec:
 
 
 def _path(text: str, kind: str, ending: str, names: tuple[str, ...]) -> Path:
-    """Return the path that `text` looks like; an unknown name if it looks like none."""
     path = Path(text)
     if text.lower().endswith(ending) or len(path.parts) > 1 or path.is_absolute():
         return path

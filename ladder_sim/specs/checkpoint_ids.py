@@ -84,7 +84,6 @@ def named(hub_id: str, catalog: Mapping[str, str]) -> Named | None:
 
 
 def _plain(name: str) -> str:
-    """Return a name without words that change nothing."""
     before = ""
     while name != before:
         before, name = name, _WORDS.sub("", name)

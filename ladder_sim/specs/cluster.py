@@ -58,7 +58,7 @@ class LinkTier:
     """"intra" (in the node), "inter" (across nodes) or "host" (in the node, through host memory)."""
     fabric: str
     """Kind of link, e.g. "nvlink4-nvswitch", "ib-ndr400"; names the measured tables that apply."""
-    bandwidth_Bps: Rate
+    bandwidth_Bps: Annotated[float, Limits(1e5, 1e18, hint='write bytes/s, as 450e9, or a unit, as "450 GB/s"')]
     """Per GPU and direction, bytes/s."""
     allreduce_floor_s: Seconds
     """Time of a small all-reduce over the full tier, seconds; not the latency of a link. Intra and host: eight GPUs of
@@ -202,14 +202,7 @@ def floor_of_hops(tier: str, hop_s: float) -> float:
     """Return the floor of a small all-reduce over a full tier, given the latency of one hop; seconds.
 
     A message goes up NCCL's tree and down again: along the chain of the eight GPUs of a node, seven hops of the tiers
-    "intra" and "host", and in the tier "inter" one more hop, to the other node.
-
-    Parameters
-    ----------
-    tier
-        Name of the tier, as `ladder_sim.specs.cluster.LinkTier.name`.
-    hop_s
-        Latency of one hop over this tier, seconds; 0: what the GPUs alone take.
+    "intra" and "host", and in the tier "inter" one more hop, to the other node. A hop of 0 s: what the GPUs alone take.
 
     Examples
     --------

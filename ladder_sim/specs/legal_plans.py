@@ -78,7 +78,6 @@ def legal_plans(base: Scenario, gpus: int, given: Mapping[str, Sequence[Any]]) -
 
 
 def _all_degrees(base: Scenario, gpus: int) -> dict[str, Sequence[Any]]:
-    """Return the values of each degree that some plan may have, without EP, which depends on the others."""
     usual = [degree for degree in range(1, gpus + 1) if gpus % degree == 0 or degree & (degree - 1) == 0]
     # a dense model has none to spread
     alone: dict[str, Sequence[Any]] = {} if base.model.experts else {"ep": (1,), "attention_dp": (1,)}
@@ -93,7 +92,6 @@ def _all_degrees(base: Scenario, gpus: int) -> dict[str, Sequence[Any]]:
 
 
 def _few_enough(values: Mapping[str, Sequence[Any]], gpus: int) -> Iterator[dict[str, Any]]:
-    """Yield the combinations of degrees that need at most `gpus` GPUs."""
     for tp, attention_dp in itertools.product(values["tp"], values["attention_dp"]):
         ranks = tp * attention_dp
         eps = values.get("ep") or [ep for ep in range(1, ranks + 1) if ranks % ep == 0]

@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 from ladder_sim.errors import PartitionError, UsageError
 from ladder_sim.specs.arguments import ARGUMENTS
-from ladder_sim.specs.engine_options import name_in
 from ladder_sim.specs.model import ModelSpec
+from ladder_sim.specs.settings import name_in
 from ladder_sim.specs.stack import StackSpec
 from ladder_sim.specs.techniques import Techniques
 from ladder_sim.specs.workload import ExpertLoads, Workload

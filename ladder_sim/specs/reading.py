@@ -43,17 +43,10 @@ def find_field(key: str, names: Mapping[str, object], *, prefix: str = "") -> st
 def read_value(raw: object, field: str, kind: object, *, name: str) -> object:
     """Read one field's value; raises UnitError, SpecError, UnknownNameError if the value does not fit the field.
 
-    Parameters
-    ----------
-    raw
-        Text or a list of what its kind is made of, or a value that already has its type.
-    field
-        Field name; its ending decides the unit.
-    kind
-        Type of the field, from `settable_fields`, or a function that looks up what text names.
-    name
-        What the value was given as, which errors call it. Text holds its unit (``"50GB/s"``); a number is in the SI
-        unit that `name` ends in (``bandwidth_Bps``).
+    `raw` is text or a list of what its kind is made of, or a value that already has its type; `kind` is a type from
+    `settable_fields`, or a function that looks up what text names. The ending of `field` decides the unit. Errors call
+    the value `name`: text holds its unit (``"50GB/s"``), a number is in the SI unit that `name` ends in
+    (``bandwidth_Bps``).
     """
     if isroutine(kind):
         return kind(raw) if isinstance(raw, Sequence) else raw

@@ -37,6 +37,8 @@ from ladder_sim.values import flag, nonempty, typed, whole
 _CHECKED = {*ARGUMENTS, "variant"} - {"model", "cluster", "stack", "imbalance", "technique"}
 # compute capability of the H100
 HOPPER = 9.0
+# GPUs of a node that share a model by default: no model divides by an NVL72's 72
+_MOST_SHARING = 8
 # arguments that a scenario shows also at their defaults
 _ALWAYS = ("model", "cluster", "nodes", "tp", "batch", "dtype", "stack")
 
@@ -55,7 +57,7 @@ class Scenario:
     gpus_per_node
         GPUs of one node; the cluster's by default.
     tp
-        Tensor-parallel degree; by default what uses all GPUs of all nodes.
+        Tensor-parallel degree; by default what uses all GPUs of all nodes, 8 of a node that has more.
     pp, ep, attention_dp, dp, sp
         Further degrees of the plan (`ladder_sim.specs.plan.Plan`).
     batch, prompt, gen
@@ -170,7 +172,6 @@ class Scenario:
         return other
 
     def _hold(self, **parts: Any) -> None:
-        """Set the fields, and check that they fit each other."""
         for name, value in parts.items():
             object.__setattr__(self, name, value)
         _checked_nodes(self.nodes)
@@ -332,7 +333,6 @@ def _checked_nodes(nodes: int) -> int:
 
 
 def _parts(given: ScenarioFields, overrides: Overrides) -> Parts:
-    """Return the specs and the workload that arguments and settings describe."""
     asked = {**DEFAULTS, **given}
     model, cluster, stack = asked["model"], asked["cluster"], asked["stack"]
     if isinstance(model, str):
@@ -365,12 +365,13 @@ def _parts(given: ScenarioFields, overrides: Overrides) -> Parts:
 
 
 def _plan(given: ScenarioFields, gpus_per_node: int) -> Plan:
-    """Return the plan; by default its TP degree is what the other degrees leave of the GPUs."""
+    """Return the plan; by default its TP degree is what the other degrees leave of the GPUs, `_MOST_SHARING` a node."""
     asked = {**DEFAULTS, **given}
     plan = Plan(**{name: asked[name] for name in ("pp", "attention_dp", "dp")})
     tp = asked["tp"]
     if tp is None:
-        tp = max(1, asked["nodes"] * gpus_per_node // plan.gpus)
+        sharing = gpus_per_node if asked["gpus_per_node"] is not None else min(gpus_per_node, _MOST_SHARING)
+        tp = max(1, asked["nodes"] * sharing // plan.gpus)
     return dataclasses.replace(plan, tp=tp, ep=asked["ep"], sp=asked["sp"])
 
 

@@ -44,6 +44,11 @@ _RULES = (
         "every rank has the tokens of its experts; --attention-dp 2 uses it",
     ),
     _Rule(
+        ("stack.python_launch_s",),
+        lambda scenario: scenario.stack.cuda_graphs == "off" and "stack.eager_launch_s" not in scenario.settings,
+        "CUDA graphs or stack.eager_launch take its place; --set stack.cuda_graphs=off uses it",
+    ),
+    _Rule(
         ("stack.padded_share",),
         lambda scenario: scenario.model.experts > 0,
         "the model has no experts; e.g. --model qwen3-30b-a3b uses it",
@@ -147,6 +152,9 @@ def scenario_warnings(scenario: Scenario) -> tuple[str, ...]:
     return tuple(line for subject in subjects for line in subject(scenario))
 
 
+_PYTHON_UNMEASURED = "what the engine's Python adds was not measured, and real steps are slower"
+
+
 def _engine(scenario: Scenario) -> Iterator[str]:
     stack, gpu = scenario.stack, scenario.cluster.gpu
     if stack.nvidia_only and not gpu.compute_capability:
@@ -155,9 +163,10 @@ def _engine(scenario: Scenario) -> Iterator[str]:
         )
     by_hand = {"stack.cuda_graphs", "stack.eager_launch_s"} & scenario.settings.keys()
     if stack.cuda_graphs == "off" and by_hand == {"stack.cuda_graphs"}:
+        launch_s = stack.python_launch_s or stack.eager_launch_s
         yield Caution(
-            f"without CUDA graphs a launch takes {format_seconds(stack.eager_launch_s)} (stack.eager_launch): what the "
-            "engine's Python adds was not measured, and real steps are slower",
+            f"without CUDA graphs the CPU launches each kernel, in {format_seconds(launch_s)} (stack.eager_launch): "
+            + ("as measured on other hosts, whose CPUs differ" if stack.python_launch_s else _PYTHON_UNMEASURED),
             DECISIVE,
         )
 
@@ -249,7 +258,6 @@ def _settings(scenario: Scenario) -> Iterator[str]:
 
 
 def _idle(scenario: Scenario) -> Iterator[str]:
-    """Yield warnings on GPUs and nodes that the plan leaves idle."""
     plan, per_node = scenario.plan, scenario.cluster.gpus_per_node
     degrees = named_degrees(plan, "tp", "attention_dp", "pp", "dp")
     used = plan.nodes(per_node)

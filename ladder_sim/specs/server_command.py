@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 from ladder_sim.errors import UsageError
 from ladder_sim.specs import catalog
-from ladder_sim.specs.engine_options import option_names
 from ladder_sim.specs.scenario_warnings import DECISIVE, Caution
+from ladder_sim.specs.settings import option_names
 
 # what an option says: the name of an argument of `Scenario`, or a setting with its value; options of engines that
-# `engine_options` knows are settings by their own names. vLLM 0.32.0, engine/arg_utils.py; SGLang 0.5.10,
+# `settings` knows are settings by their own names. vLLM 0.32.0, engine/arg_utils.py; SGLang 0.5.10,
 # server_args.py; TensorRT-LLM 1.3, commands/serve.py
 _ARGUMENTS: Mapping[str, str] = {
     **dict.fromkeys(("model", "model-path"), "model"),
@@ -47,42 +47,11 @@ _RENAMED = {"kv-cache-free-gpu-memory-fraction": "free-gpu-memory-fraction"}
 # options without a value that change nothing here: a model may follow them
 _BARE = frozenset(("trust-remote-code", "enable-auto-tool-choice", "enable-metrics", "disable-log-requests"))
 # beginnings of options that change no times: the others may, and are not read
-_HARMLESS = (
-    *(
-        "allow",
-        "api-",
-        "chat-template",
-        "code-revision",
-        "decode-log",
-        "disable-fastapi",
-        "disable-log",
-        "disable-uvicorn",
-    ),
-    *("dist-init", "download-dir", "enable-auto-tool", "enable-log", "enable-metrics", "enable-request-id"),
-    *(
-        "generation-config",
-        "hf-token",
-        "host",
-        "load-format",
-        "log-",
-        "master-",
-        "max-log",
-        "middleware",
-        "node-rank",
-        "otlp",
-    ),
-    *(
-        "override-generation",
-        "port",
-        "random-seed",
-        "reasoning-parser",
-        "response-role",
-        "revision",
-        "root-path",
-        "seed",
-    ),
-    *("served-model-name", "show-", "skip-server-warmup", "ssl", "tokenizer", "tool", "trust-remote-code", "uvicorn"),
-    "watchdog",
+_HARMLESS = re.compile(
+    r"allow|api-|chat-template|code-revision|decode-log|disable-(fastapi|log|uvicorn)|dist-init|download-dir"
+    r"|enable-(auto-tool|log|metrics|request-id)|generation-config|hf-token|host|load-format|log-|master-|max-log"
+    r"|middleware|node-rank|otlp|override-generation|port|random-seed|reasoning-parser|response-role|revision"
+    r"|root-path|seed|served-model-name|show-|skip-server-warmup|ssl|tokenizer|tool|trust-remote-code|uvicorn|watchdog"
 )
 # options of one or two letters
 _SHORT = {"-tp": "tp", "-pp": "pp", "-dp": "dp", "-ep": "enable-expert-parallel", "-q": "quantization"}
@@ -156,13 +125,12 @@ def read_server_command(text: str) -> ServerCommand:
             ignored.append(flag)
             if not equals and name not in _BARE and rest and not rest[0].startswith("-"):
                 rest.pop(0)
-    unread = [flag for flag in ignored if not flag.lstrip("-").replace("_", "-").lower().startswith(_HARMLESS)]
+    unread = [flag for flag in ignored if not _HARMLESS.match(flag.lstrip("-").replace("_", "-").lower())]
     rest = [flag for flag in ignored if flag not in unread]
     return ServerCommand(_arguments(engine, said), settings, *(tuple(dict.fromkeys(each)) for each in (rest, unread)))
 
 
 def _begin(words: list[str]) -> tuple[str, list[str]]:
-    """Return the engine that a command starts, and what follows."""
     image = next((at for at, word in enumerate(words) if word.startswith("vllm/vllm-openai")), None)
     if image is not None:
         return "vllm", words[image + 1 :]
@@ -179,7 +147,6 @@ def _begin(words: list[str]) -> tuple[str, list[str]]:
 
 
 def _arguments(engine: str, said: dict[str, str]) -> dict[str, Any]:
-    """Return the arguments of a scenario, with what options mean together."""
     if "model" not in said:
         raise UsageError("--as: no model", hint="the command names it")
     arguments: dict[str, Any] = {"stack": engine}
@@ -212,7 +179,6 @@ def _arguments(engine: str, said: dict[str, str]) -> dict[str, Any]:
 
 
 def _format(dtype: str, quantization: str) -> dict[str, str]:
-    """Return the precision of a checkpoint in 16 bits as the server runs it."""
     if quantization not in (*_OWN, *_QUANTIZED):
         raise UsageError(
             f"--as: quantization {quantization} is not simulated", hint=f"known: {', '.join(sorted(_QUANTIZED))}"

@@ -1,20 +1,97 @@
-"""Settings: single figures of a scenario, changed by name, as in ``--set inter.bandwidth=100Gb/s``."""
+"""Settings: single figures of a scenario, changed by name, as in ``--set inter.bandwidth=100Gb/s``.
+
+Fields of a stack have names of their engine's too, as in ``--set max-num-seqs=256``.
+"""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.cluster import ClusterSpec, GpuSpec, LinkTier
-from ladder_sim.specs.engine_options import EngineOption, names_of, option_names
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.reading import find_field, read_value
 from ladder_sim.specs.stack import StackSpec
 from ladder_sim.specs.workload import Workload
 from ladder_sim.units import base_unit, quoted, short_name, typed_unit, unit_of
 from ladder_sim.values import Limits, field_kinds, limits_of, meanings, settable_fields
+
+_ENGINES = ("vllm", "sglang", "trtllm")
+# options of each engine, by field of a stack. vLLM 0.32.0, engine/arg_utils.py; SGLang 0.5.10, server_args.py;
+# TensorRT-LLM's documentation, "LLM API Reference" (TorchLlmArgs, KvCacheConfig)
+_OPTIONS: Mapping[str, tuple[str, str, str]] = {
+    "step_requests": ("max-num-seqs", "max-running-requests", "max-batch-size"),
+    "step_tokens": ("max-num-batched-tokens", "chunked-prefill-size", "max-num-tokens"),
+    "memory_fraction": ("gpu-memory-utilization", "mem-fraction-static", "free-gpu-memory-fraction"),
+    "max_context": ("max-model-len", "context-length", "max-seq-len"),
+    "prefix_cache": ("enable-prefix-caching", "disable-radix-cache", "enable-block-reuse"),
+}
+
+
+class EngineOption(NamedTuple):
+    """An option of one engine."""
+
+    name: str
+    """As its command line has it, without dashes before it."""
+    engine: str
+    field: str
+    """Field of `StackSpec`."""
+
+    @classmethod
+    def find(cls, key: str) -> Self | None:
+        """Return the option that a key names, with "-" or "_" between words; None if no engine has it.
+
+        Examples
+        --------
+        >>> EngineOption.find("max_num_seqs")
+        EngineOption(name='max-num-seqs', engine='vllm', field='step_requests')
+        """
+        name = key.strip().lower().replace("_", "-")
+        fields = (field for field, names in _OPTIONS.items() if name in names)
+        return next((cls(name, _ENGINES[_OPTIONS[field].index(name)], field) for field in fields), None)
+
+    def field_value(self, value: object) -> object:
+        """Return the field's value for one of the option, which may say the opposite."""
+        return not value if _disables(self.name) else value
+
+    def check_stack(self, stack: StackSpec) -> None:
+        """Require that the option is one of the stack's engine."""
+        if stack.engine == self.engine:
+            return
+        own = names_of(self.field).get(stack.engine, "")
+        opposite = " (the opposite)" if _disables(own) != _disables(self.name) else ""
+        raise UsageError(
+            f"{self.name} is an option of {self.engine}, and the stack is '{stack.name}'",
+            hint=f"{stack.engine} calls it {own}{opposite}" if own else f"leave it out, or take --stack {self.engine}",
+        )
+
+
+def _disables(name: str) -> bool:
+    return name.startswith("disable-")
+
+
+def option_names() -> list[str]:
+    """Return the names of all options."""
+    return [name for own in zip(*_OPTIONS.values(), strict=True) for name in own]
+
+
+def name_in(stack: StackSpec, field: str) -> str:
+    """Return what a stack's engine calls a field, or else its name for ``--set``."""
+    return names_of(field).get(stack.engine, f"stack.{field}")
+
+
+def names_of(field: str) -> dict[str, str]:
+    """Return what engines call a field of a stack, by engine.
+
+    Examples
+    --------
+    >>> names_of("step_requests")
+    {'vllm': 'max-num-seqs', 'sglang': 'max-running-requests', 'trtllm': 'max-batch-size'}
+    """
+    return dict(zip(_ENGINES, _OPTIONS.get(field, ()), strict=False))
+
 
 _SECTIONS: Mapping[str, Any] = {
     "model": ModelSpec,
@@ -233,8 +310,6 @@ def _fields(section: str) -> dict[str, object]:
 
 
 def _fabric_of(tier: str) -> Callable[[str], str]:
-    """Return the function that looks up the name of a tier's fabric; only a cluster's file may name another."""
-
     def fabric(text: str) -> str:
         name, names = text.strip(), catalog.fabric_names(tier)
         own = tier == "inter" and name.endswith(".toml")

@@ -179,6 +179,9 @@ class StackSpec:
     """Cost of a stream waiting for another stream's event, seconds."""
     eager_launch_s: Seconds
     """CPU time to launch one kernel where no CUDA graph is used, seconds."""
+    python_launch_s: Seconds = 0.0
+    """CPU time to launch one kernel where `cuda_graphs` is off and Python runs the model's modules, seconds; 0: as
+    `eager_launch_s`."""
     memory_overhead_bytes: Bytes
     """Context, communicator buffers and allocator slack per GPU, bytes."""
     own_allreduce: OwnAllReduce = OwnAllReduce()

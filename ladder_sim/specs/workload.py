@@ -35,10 +35,8 @@ class ExpertLoads:
     def of(cls, given: "str | Sequence[float] | ExpertLoads") -> Self:
         """Return the loads of a name, of a file of numbers, or of a list of numbers.
 
-        Raises
-        ------
-        SpecError, UnknownNameError
-            There is no such name and no such file, or it does not hold tokens of each expert.
+        Raises SpecError or UnknownNameError if there is no such name and no such file, or it does not hold tokens of
+        each expert.
 
         Examples
         --------

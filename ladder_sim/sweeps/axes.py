@@ -35,17 +35,11 @@ _FORM = "START:STOP:xFACTOR or START:STOP:+STEP, then a unit, e.g. 50:800:x2Gb/s
 def expand(text: str, *, name: str, factor: int | None = None) -> list[str]:
     """Return the values of a numeric range or list, each as text with its unit.
 
-    Raises UsageError if the range is malformed, runs backwards, does not advance, or is far too long.
+    Both ends of a range are among its values; values and ranges may be separated by commas. A unit behind the last of
+    several bare numbers is the unit of all. `factor` is the step of a range without one; None: a range must have a
+    step.
 
-    Parameters
-    ----------
-    text
-        A range, whose two ends are always among its values; or values and ranges separated by commas. A unit behind
-        the last of several bare numbers is the unit of all.
-    name
-        What the range is for; errors begin with it.
-    factor
-        Step of a range without one; None: a range must have a step.
+    Raises UsageError if the range is malformed, runs backwards, does not advance, or is far too long.
 
     Examples
     --------
@@ -131,19 +125,12 @@ class Axis:
 
 
 def axis(key: str, given: Any, *, factor: int | None = None) -> Axis:
-    """Read the values of one field.
+    """Read the values of a field of the scenario or of a setting: a range or list as text, a value, or several.
+
+    A range without a step takes `factor`; by default 2 for an argument that doubles, else a range must have a step.
 
     Raises UnknownNameError if there is no such field, or no such model, cluster, stack or choice; UsageError if the
     range is malformed, or a value breaks a rule; UnitError if a range or a value lacks its unit.
-
-    Parameters
-    ----------
-    key
-        Field of the scenario or setting, e.g. ``"batch"`` or ``"inter.bandwidth"``.
-    given
-        Text of a range or list, one value, or a sequence of them.
-    factor
-        Step of a range without one; by default 2 for an argument that doubles, else a range must have a step.
 
     Examples
     --------
@@ -176,7 +163,6 @@ def axis(key: str, given: Any, *, factor: int | None = None) -> Axis:
 
 @cache
 def _types() -> dict[str, Any]:
-    """Return the types of the values of arguments."""
     return get_type_hints(ScenarioFields)
 
 

@@ -111,7 +111,7 @@ def _predict(block: SweepBlock, options: SweepOptions) -> Iterator[Rows]:
             raise
         except Exception as error:
             problems = [reason(error)] * block.count
-    constants, validated = _constants(block), compared.by_point
+    constants, validated = _constants(block), [compared.validated[place] for place in compared.which]
     for rows in _same_figures(problems, block.columns.get("gen")):
         columns = {name: values[rows] for name, values in block.columns.items()}
         yield Rows(
@@ -185,7 +185,6 @@ def _fill(
 def _put_ends(
     results: dict[str, NDArray[np.float64]], errors: Errors, options: SweepOptions, rows: NDArray[np.intp]
 ) -> None:
-    """Put the ends of intervals around figures that are there."""
     for variant in options.variants:
         own = errors.widths(variant)
         over = own.speedup if options.over == "standard" else errors.over(variant, options.over)
@@ -256,11 +255,6 @@ class Places:
         validated = [parts_alike(each, profile, runs, variants) for each, runs in zip(scenarios, compared, strict=True)]
         return cls(scenarios=scenarios, compared=compared, validated=validated, which=which)
 
-    @property
-    def by_point(self) -> Sequence[Validated]:
-        """`Confidence.validated` of each point."""
-        return [self.validated[place] for place in self.which]
-
     def basis(self, variants: Sequence[str], rows: NDArray[np.intp]) -> Basis:
         """Return what runs say about errors of some points."""
         bases = [
@@ -271,7 +265,6 @@ class Places:
 
 
 def _constants(block: SweepBlock) -> dict[str, Any]:
-    """Return the scenario's fields, and the settings among the axes."""
     named = {name: value if isinstance(value, str | int | float) else value.name for name, value in block.point.items()}
     settings = {name: value for name, value in named.items() if name not in ARGUMENTS}
     if block.scenario is None:

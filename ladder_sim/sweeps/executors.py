@@ -124,7 +124,6 @@ class Dask:
             loss.set_result(None)
 
     def _result(self, future: Any) -> Any:
-        """Wait for an answer, and ask again when a worker is lost: a request that went to it may wait in vain."""
         while True:
             request = self._client.gather(future, asynchronous=True)
             answer = asyncio.run_coroutine_threadsafe(request, self._client.loop.asyncio_loop)

@@ -67,7 +67,6 @@ def _csv_text(value: Any, form: str) -> Any:
 
 
 def _lines(form: str, rows: Rows) -> str:
-    """Return one line per row, by a single format operation: ten times as fast as one per number."""
     missing = rows.missing
     varying = [values.tolist() for name, values in rows.columns.items() if name not in missing]
     if form == "csv":
@@ -125,7 +124,6 @@ def _arrow(parts: Sequence[Rows]) -> bytes:
 
 
 def _write_parquet(streams: Iterable[bytes], path: Path) -> None:
-    """Make a Parquet file of the chunks' Arrow streams."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -183,14 +181,9 @@ class PartFile:
         return [mark.feasible for mark in self._marks()[1:]]
 
     def write(self, chunks: Iterable[tuple[bytes, int]], done: int) -> Iterator[int]:
-        """Append chunks after the first `done`, with how many of their points are feasible, then put the file in place.
+        """Append chunks after the first `done`, then put the file in place; yield feasible points of each safe one.
 
         Raises UsageError if the file cannot be written.
-
-        Yields
-        ------
-        int
-            Those feasible points, as soon as the chunk is safe.
         """
         with self._writable():
             self._begin(done)
@@ -206,7 +199,6 @@ class PartFile:
             self._finish()
 
     def _begin(self, done: int) -> None:
-        """Keep the first `done` chunks only."""
         marks = self._marks()[: done + 1] if done else [_Mark.after(self.start, len(self.start), 0)]
         if done:
             os.truncate(self.part, marks[-1].end)
@@ -239,7 +231,6 @@ class PartFile:
             ) from error
 
     def _chunks(self) -> Iterator[bytes]:
-        """Yield the chunks that `done` counts."""
         ends = [mark.end for mark in self._marks()]
         with self.part.open("rb") as part:
             part.seek(ends[0])
@@ -301,6 +292,5 @@ def _sound(lines: Iterable[bytes], part: Path) -> Iterator[_Mark]:
 
 
 def _settle(path: Path) -> None:
-    """Wait until a file is on the disk."""
     with path.open("rb") as file:
         os.fsync(file.fileno())

@@ -16,10 +16,10 @@ from ladder_sim.errors import LadderSimError, UsageError, reason
 from ladder_sim.prediction import default_variants
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS
-from ladder_sim.specs.engine_options import EngineOption
 from ladder_sim.specs.plan import Plan, check_context
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.scenario_warnings import unused
+from ladder_sim.specs.settings import EngineOption
 from ladder_sim.sweeps.axes import Axis, axis, expand, figure_of
 from ladder_sim.units import short_name
 from ladder_sim.values import whole
@@ -96,7 +96,9 @@ class Grid:
             whole(max(each.values), each.name, 1, np.iinfo(np.int64).max)
         self._values |= {each.name: np.asarray(each.values, np.int64) for each in self.sizes}
         self.variants = self._default_variants() if variants is None else variant_names(variants)
-        self._check_figures()
+        # the ends of each array by the specs' rules, all of which are ranges
+        for each, end in itertools.product(self.figures, (min, max)):
+            Scenario(overrides={each.name: end(each.values)})
         self._check_options(axes)
 
     @property
@@ -115,7 +117,6 @@ class Grid:
         return len(blocks) * len(rows)
 
     def _ranges(self, number: int) -> tuple[range, range]:
-        """Return the blocks of a chunk, and the points of each."""
         group, cut = divmod(number, self._cuts)
         start = group * self._per_chunk
         return (
@@ -124,7 +125,6 @@ class Grid:
         )
 
     def _at(self, axes: Sequence[Axis], index: Any) -> dict[str, Any]:
-        """Return the values of some axes at a combination, or at an array of them; the last axis varies fastest."""
         values = {}
         for each in reversed(axes):
             index, position = divmod(index, len(each.values))
@@ -135,11 +135,6 @@ class Grid:
         """Return the usual four variants, or the wiring in the config of the only model."""
         models = next((each.values for each in self.structure if each.name == "model"), ())
         return default_variants(Scenario(model=models[0], tp=1)) if len(models) == 1 else DEFAULT_VARIANTS
-
-    def _check_figures(self) -> None:
-        """Check the ends of each array by the specs' rules, all of which are ranges."""
-        for each, end in itertools.product(self.figures, (min, max)):
-            Scenario(overrides={each.name: end(each.values)})
 
     def _check_options(self, axes: Mapping[str, Any]) -> None:
         """Check that the stacks, by default the one that serves, have the engine of each option among the axes."""

@@ -113,7 +113,6 @@ def _unwind(number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def _end(process: "subprocess.Popen[Any]") -> None:
-    """Terminate a process, which then ends its own children; kill it if it does not end."""
     process.terminate()
     try:
         process.wait(_PATIENCE_S)

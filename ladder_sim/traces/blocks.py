@@ -136,7 +136,9 @@ def _runs(graph: TraceGraph, reduces: Sequence[int], segments: Sequence[tuple[in
         signature = _signature([graph.ops[index] for index in segments[place]])
         ends = place + 1 == len(reduces) or graph.ops[reduces[place]].step != graph.ops[reduces[place + 1]].step
         alike, others = known[place % 2], known[(place + 1) % 2]
-        ends = ends or not _is_block(signature) or _receives(graph, segments[place]) or _heads(signature, alike)
+        kinds = {kind for kind, _ in signature}
+        ends = ends or kinds.isdisjoint(_MULTIPLIES) or not kinds.isdisjoint(_BETWEEN_PASSES)
+        ends = ends or _receives(graph, segments[place]) or _heads(signature, alike)
         if ends or signature in others or (_attends(signature) and any(map(_attends, others))):
             if _repeats(known):
                 yield first, place + 1
@@ -147,7 +149,6 @@ def _runs(graph: TraceGraph, reduces: Sequence[int], segments: Sequence[tuple[in
 
 
 def _layers(graph: TraceGraph, segments: Sequence[tuple[int, ...]], first: int, stop: int) -> tuple[int, int]:
-    """Return the first and last all-reduce of whole layers: a layer has attention's, then the MLP's."""
     signatures = (_signature([graph.ops[index] for index in segments[place]]) for place in range(first, stop - 1))
     attention = next((place for place, signature in enumerate(signatures, first) if _attends(signature)), None)
     if attention is None:
@@ -175,15 +176,9 @@ def _receives(graph: TraceGraph, segment: Iterable[int]) -> bool:
 
 
 def _repeats(known: Iterable["Counter[Signature]"]) -> bool:
-    """Whether blocks are of few kinds."""
     counts = [count for kinds in known for count in kinds.values()]
     repeated = sum(count for count in counts if count > 1)
     return sum(counts) >= _MIN_SEGMENTS and repeated >= _MIN_REPEATED * sum(counts)
-
-
-def _is_block(signature: "Signature") -> bool:
-    kinds = {kind for kind, _ in signature}
-    return not kinds.isdisjoint(_MULTIPLIES) and kinds.isdisjoint(_BETWEEN_PASSES)
 
 
 def _is_awaited(graph: TraceGraph, forward: Pass) -> bool:
@@ -196,7 +191,6 @@ def _is_awaited(graph: TraceGraph, forward: Pass) -> bool:
 
 
 def _signature(ops: Iterable[TraceOp]) -> Signature:
-    """Return the kernels of a segment, without layer numbers."""
     return tuple((op.kind, op.name_in_layer) for op in ops if op.kind not in _IGNORED)
 
 

@@ -40,7 +40,6 @@ def mark_repetitions(graph: TraceGraph) -> TraceGraph:
 
 
 def _marked(graph: TraceGraph, firsts: Sequence[int]) -> TraceGraph:
-    """Return the graph with iterations that begin at the launches of the ops `firsts`."""
     starts_s = [_launched_s(graph, first) for first in firsts]
 
     def step(time_s: float) -> int:
@@ -132,7 +131,6 @@ def between(graph: TraceGraph, from_s: float | None, to_s: float | None) -> Trac
 
 
 def _launched_s(graph: TraceGraph, index: int) -> float:
-    """Return when the CPU launched an op; for an op of the CPU, its start."""
     op = graph.ops[index]
     launches = graph.launches(op)
     return graph.ops[launches[0]].start_s if launches and graph.lanes[op.lane].device else op.start_s

@@ -41,16 +41,11 @@ _DIGITS = re.compile(r"\d+")
 def load(paths: Sequence[Path], *, marks: str | None = None) -> TraceGraph:
     """Read the traces of one run; raises UsageError if a file cannot be read, or holds nothing to replay.
 
-    Parameters
-    ----------
-    paths
-        Files of `torch.profiler` or databases of Nsight Systems, one for each rank or one of all, or a folder of them;
-        or one file of `ladder-sim trace export`. The execution trace of ``X.json``, by
-        `torch.profiler.ExecutionTraceObserver`, is ``X.execution.json`` in the same folder; both may be gzipped
-        (``.json.gz``).
-    marks
-        Pattern of the names of annotations or NVTX ranges that begin a step; by default those of the profiler or of an
-        engine.
+    A run has files of `torch.profiler` or databases of Nsight Systems, one for each rank or one of all, or a folder of
+    them; or one file of `ladder-sim trace export`. The execution trace of ``X.json``, by
+    `torch.profiler.ExecutionTraceObserver`, is ``X.execution.json`` in the same folder; both may be gzipped
+    (``.json.gz``). `marks` is a pattern of the annotations or NVTX ranges that begin a step; by default those of the
+    profiler or of an engine.
     """
     files = [file for path in paths for file in _traces(path)]
     ranks: dict[int, RankDraft] = {}
@@ -84,7 +79,6 @@ def load(paths: Sequence[Path], *, marks: str | None = None) -> TraceGraph:
 
 
 def _split_ranks(file: KinetoFile) -> list[KinetoFile]:
-    """Return a file for each rank that a file holds: the file itself, unless it was merged."""
     parts: dict[str, dict[str, list[Event]]] = defaultdict(lambda: defaultdict(list))
     for category, events in file.events.items():
         for event in events:
@@ -143,7 +137,6 @@ def _foreign(file: Path) -> Iterator[None]:
 
 
 def _traces(path: Path) -> list[Path]:
-    """Return the traces of a path, a file or a folder; execution traces are read with their trace."""
     # pathlib raises an error for a name that is too long
     if not os.path.isdir(path):
         return [] if _EXECUTION in path.name else [path]
@@ -162,7 +155,6 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _reads(path: Path) -> dict[int, frozenset[int]]:
-    """Return the contents of a trace's execution trace; empty if there is none."""
     stem = path.name.partition(".json")[0]
     candidates = (path.with_name(f"{stem}{_EXECUTION}{end}") for end in ("", ".gz"))
     return next((read_execution_trace(candidate) for candidate in candidates if candidate.exists()), {})
@@ -210,7 +202,10 @@ def join(files: Sequence[RankDraft]) -> TraceGraph:
     meetings = (together for members in _match(files) for together in _together(members))
     for number, members in enumerate(meetings):
         if len(members) > 1:
-            _meet(number, members)
+            # all start when the last one is ready; the time of each from then on is the transfer
+            start_s = max(draft.start_s for draft in members)
+            for draft in members:
+                draft.group, draft.duration_s = number, max(0.0, draft.end_s - start_s)
         else:
             alone += 1
     if alone and len(files) > 1:
@@ -220,7 +215,6 @@ def join(files: Sequence[RankDraft]) -> TraceGraph:
 
 
 def _shared_notes(files: Sequence[RankDraft]) -> Iterator[str]:
-    """Yield every note once, with its ranks if not all ranks have it."""
     ranks: dict[str, list[int]] = defaultdict(list)
     for file in files:
         for note in dict.fromkeys(file.notes):
@@ -264,14 +258,6 @@ def _together(members: Sequence[Draft]) -> Iterator[list[Draft]]:
             meeting = []
         meeting.append(draft)
     yield meeting
-
-
-def _meet(number: int, members: Sequence[Draft]) -> None:
-    """Start all members when the last one is ready; the time of each from then on is the transfer."""
-    start_s = max(draft.start_s for draft in members)
-    for draft in members:
-        draft.group = number
-        draft.duration_s = max(0.0, draft.end_s - start_s)
 
 
 def _on_one_clock(files: Sequence[RankDraft]) -> None:

@@ -108,7 +108,6 @@ class _Database:
         yield from self._waits()
 
     def _waits(self) -> Iterator[Event]:
-        """Yield what streams and threads waited for, with the call that recorded the event."""
         recorded: dict[tuple[int, Any], list[Row]] = defaultdict(list)
         for row in self._rows("CUPTI_ACTIVITY_KIND_CUDA_EVENT", "correlationId"):
             recorded[_process(row["globalPid"]), row["eventId"]].append(row)
@@ -128,7 +127,6 @@ class _Database:
         return next((self.names[row[column]] for column in columns if row[column] in self.names), "")
 
     def _rows(self, table: str, order: str = "start") -> Sequence[Row]:
-        """Return all rows of a table in order; none if it was not recorded."""
         # a view may have rows without end
         tables = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
         known = self.connection.execute(tables, (table,)).fetchone()

@@ -81,11 +81,6 @@ def write(runs: dict[str, TraceGraph], path: Path) -> None:
     _write(to_json(runs), path)
 
 
-def write_events(events: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Write events of other things than ops, as `write` does; such a file is not read back."""
-    _write(_document(events, {}), path)
-
-
 def _write(text: str, path: Path) -> None:
     data = text.encode()
     write_file(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
@@ -151,7 +146,6 @@ def _run(graph: TraceGraph, prefix: str, numbers: Iterator[int]) -> Iterator[dic
 def _arrows(
     graph: TraceGraph, drawn: Mapping[int, tuple[int, int]], threads: Mapping[int, Track], numbers: Iterator[int]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the dependencies between lanes."""
     for index, (start_ns, _) in drawn.items():
         op = graph.ops[index]
         for before in op.after:
@@ -203,7 +197,6 @@ def slice_event(
 
 
 def _arguments(index: int, op: TraceOp) -> dict[str, Any]:
-    """Return the fields of an op that differ from the default, with exact times in seconds."""
     row = {
         "op": index,
         **{name: getattr(op, name) for name, default in _FIELDS.items() if getattr(op, name) != default},
@@ -237,7 +230,6 @@ def _check(graph: TraceGraph) -> None:
 
 
 def _fault(op: TraceOp, graph: TraceGraph) -> str:
-    """Return what is wrong with an op; empty if nothing is."""
     collective = op.collective or Collective()
     if not _all(str, (op.name, op.kind, op.scope, collective.group)):
         return "its name, kind, scope and group must be text"
@@ -263,7 +255,6 @@ def _all(kind: type, values: Iterable[Any]) -> bool:
 
 
 def _count(value: Any) -> bool:
-    """Whether it is a whole number, 0 or more; True and False are none."""
     return type(value) is int and value >= 0
 
 
@@ -276,7 +267,8 @@ def write_steps(path: Path, outcomes: Mapping[str, Outcome]) -> None:
     The outcomes are of simulations that keep their steps.
     """
     numbers = count(1)
-    write_events([event for name, outcome in outcomes.items() for event in _replica(name, outcome, numbers)], path)
+    events = [event for name, outcome in outcomes.items() for event in _replica(name, outcome, numbers)]
+    _write(_document(events, {}), path)
 
 
 def _replica(name: str, outcome: Outcome, numbers: Iterator[int]) -> Iterator[dict[str, Any]]:
@@ -290,7 +282,8 @@ def _replica(name: str, outcome: Outcome, numbers: Iterator[int]) -> Iterator[di
             start_ns, end_ns = nanoseconds(step.start_s), nanoseconds(step.start_s + step.seconds)
             yield slice_event(_name(step.mix), "step", track, (start_ns, end_ns), step.mix._asdict())
             requests = {"running": step.running, "waiting": step.waiting}
-            yield from _counters(track, end_ns, {"requests": requests, "KV cache (%)": {"in use": 100 * step.kv_share}})
+            for counter, series in (("requests", requests), ("KV cache (%)", {"in use": 100 * step.kv_share})):
+                yield {"ph": "C", "name": counter, "pid": track["pid"], "ts": end_ns / US, "args": series}
     for answer in replica.answers:
         request = answer.request
         if request.arrival_s < begin_s + MINUTE_S and answer.last_s > begin_s:
@@ -298,11 +291,6 @@ def _replica(name: str, outcome: Outcome, numbers: Iterator[int]) -> Iterator[di
             parts = {"waits, prompt": (request.arrival_s, answer.first_s), "decodes": (answer.first_s, answer.last_s)}
             for part, span_s in parts.items():
                 yield from _async(part, track, answer.number, span_s, about)
-
-
-def _counters(track: Track, at_ns: int, values: Mapping[str, Mapping[str, float]]) -> Iterator[dict[str, Any]]:
-    for name, series in values.items():
-        yield {"ph": "C", "name": name, "pid": track["pid"], "ts": at_ns / US, "args": dict(series)}
 
 
 def _async(

@@ -12,8 +12,9 @@ from typing import Literal, NamedTuple
 
 from ladder_sim.closed_loop.loop import ServedRequest
 from ladder_sim.closed_loop.step import simulate_request
-from ladder_sim.costs.estimate import CostModel, Estimate
+from ladder_sim.costs.estimate import Estimate
 from ladder_sim.costs.hardware import Hardware
+from ladder_sim.costs.kernels import CostModel
 from ladder_sim.des.shared import NOTHING
 from ladder_sim.des.timeline import Timeline
 from ladder_sim.errors import UsageError
@@ -121,15 +122,18 @@ def predicted_run(
 
 
 def rewired_as_predicted(
-    run: TraceGraph, variants: Sequence[str], *, stream_wait_s: float | None = None, contention: bool = True
+    run: TraceGraph,
+    origin: Origin,
+    variants: Sequence[str],
+    *,
+    stream_wait_s: float | None = None,
+    contention: bool = True,
 ) -> dict[str, VariantTime]:
     """Lay out a predicted run's passes in other wirings, as long as the ops of the run take.
 
     They may take other times than were predicted. Parameters are those of
     `ladder_sim.traces.wirings.predict_variants`.
     """
-    origin = run.origin
-    assert origin is not None
     own = origin.scenario.variant
     costs, _, _ = simulation_inputs(origin.scenario, origin.profile, ignore_memory=True, jitter=0.0, seed=0)
     recorded = _RecordedCosts(run, origin, costs, stream_wait_s, contention)
@@ -149,12 +153,10 @@ def rewired_as_predicted(
     return times
 
 
-def recorded_and_replayed(run: TraceGraph) -> StepError:
+def recorded_and_replayed(run: TraceGraph, origin: Origin) -> StepError:
     """Return how long a predicted run's steps take by their weights, as recorded and by `rewired_as_predicted`."""
-    origin = run.origin
-    assert origin is not None
     # it finds out whether a step is missing
-    replayed_s = rewired_as_predicted(run, [origin.scenario.variant])[origin.scenario.variant].seconds
+    replayed_s = rewired_as_predicted(run, origin, [origin.scenario.variant])[origin.scenario.variant].seconds
     weights = run.weights.values()
     ends_s = [max(op.end_s for op in run.ops if op.step == step) for step in range(len(weights))]
     lengths_s = [end_s - before_s for before_s, end_s in zip([0.0, *ends_s], ends_s, strict=False)]
@@ -215,7 +217,6 @@ class _RecordedCosts:
 def _ratios(
     run: TraceGraph, predicted: Sequence[tuple[TraceGraph, tuple[Op, ...]]]
 ) -> tuple[dict[_Key, float], dict[str, float]]:
-    """Return how much longer ops of a run take than was predicted for them, by kind and shape, and by kind."""
     durations_s = {(op.step, op.name): op.duration_s for op in run.ops}
     # recorded and predicted seconds
     shapes: dict[_Key, list[float]] = defaultdict(lambda: [0.0, 0.0])
@@ -239,7 +240,6 @@ def _ratios(
 
 
 def _family(kind: str) -> str:
-    """Return the family of a kind of op: an all-reduce with a norm counts as an all-reduce."""
     return "all_reduce" if kind in REDUCES else kind
 
 
@@ -326,7 +326,6 @@ def _joined(graphs: Sequence[tuple[TraceGraph, tuple[Op, ...]]], passes: Passes)
 
 
 def _communication(graphs: Sequence[tuple[TraceGraph, tuple[Op, ...]]], weights: Sequence[float]) -> RankSummary:
-    """Return the weighted sums of the passes' communication and computation."""
     rank = graphs[0][0].ranks[0]
     comm_s = exposed_s = busy_s = 0.0
     for (graph, _), weight in zip(graphs, weights, strict=True):

@@ -8,11 +8,10 @@ from pathlib import Path
 from ladder_sim.answer import Answer
 from ladder_sim.errors import UsageError
 from ladder_sim.traces.blocks import Cover, cover
-from ladder_sim.traces.contention import Contention, default_contention
 from ladder_sim.traces.graph import TraceGraph
 from ladder_sim.traces.iterations import between, choose_step
 from ladder_sim.traces.load import load
-from ladder_sim.traces.replay import MAX_ERROR, Replay, StepError
+from ladder_sim.traces.replay import MAX_ERROR, Contention, Replay, StepError, default_contention
 from ladder_sim.traces.replay import replay as run
 from ladder_sim.traces.summary import RunSummary, VariantTime, summarize_run
 from ladder_sim.traces.whatif import UNCHANGED, Changes, with_gaps, without_communication

@@ -151,7 +151,6 @@ def figures(scenario: Scenario, variants: Sequence[str]) -> dict[str, dict[str, 
 
 @contextlib.contextmanager
 def _unpacked(path: Path) -> Iterator[Path]:
-    """Yield the folder of an archive, captures left out."""
     if path.is_dir():
         yield path
         return
@@ -190,7 +189,6 @@ def _read(name: str, folder: Path) -> Archive:
 
 
 def _run(folder: Path, cluster: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
-    """Yield a row for each variant of one run."""
     arguments, variants = rows[0]["scenario"], [row["variant"] for row in rows]
     measured, intervals = _measured(folder, rows)
     now: Mapping[str, Mapping[str, float]] = {}
@@ -255,7 +253,6 @@ def _of_bench(
 
 
 def _figures(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the figures of `FIGURES` that a row has."""
     return {name: real(row[name], name, MOST) for name in FIGURES if row.get(name) is not None}
 
 

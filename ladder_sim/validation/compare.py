@@ -301,7 +301,6 @@ def _compare(data: Dataset, level: Level, profile: CalibrationProfile | None) ->
 def _compare_group(
     data: Dataset, rows: Sequence[Measurement], level: Level, own: CalibrationProfile | None
 ) -> list[Comparison]:
-    """Compare the variants of one configuration."""
     try:
         scenario = rows[0].configuration.scenario()
         profile = own if level == OWN_PROFILE else _profile(scenario, level)
@@ -353,7 +352,6 @@ class _NoEvidenceError(LadderSimError):
 
 
 def _profile(scenario: Scenario, level: Level) -> CalibrationProfile | None:
-    """Return the profile that a level predicts from; None for datasheet figures."""
     cluster, stack = scenario.cluster, scenario.stack
     if level == "roofline":
         return None

@@ -18,9 +18,8 @@ from ladder_sim.serving.service import Service
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.scenario_warnings import DECISIVE, Caution
-from ladder_sim.validation.campaigns import server_of
+from ladder_sim.validation.campaigns import cluster_name, format_name, server_of, stack_name
 from ladder_sim.validation.compare import ErrorStats, Quantity, check_error, error_stats
-from ladder_sim.validation.serving_names import cluster_name, format_name, stack_name
 
 # what InferenceX calls engines
 _ENGINES = {"trt": "trtllm", "tensorrt-llm": "trtllm"}
@@ -28,6 +27,8 @@ _ENGINES = {"trt": "trtllm", "tensorrt-llm": "trtllm"}
 _DEPLOYMENT = ("model", "cluster", "stack", "dtype", "tp", "ep", "attention_dp")
 # those of them that a file states for sure: a client's backend need not be the server's engine
 _STATED = frozenset({"model", "cluster", "dtype", "tp", "ep"})
+# checkpoints in them are quantised by a flag of the server
+_UNQUANTIZED = ("bf16", "fp16")
 # without it nothing is predicted, with an example
 _NEEDED = {"model": "70b", "cluster": "h100-sxm", "tp": "8", "stack": "vllm"}
 
@@ -138,7 +139,6 @@ def errors_of(scenario: Scenario) -> list[PublishedError]:
 
 @cache
 def _published_errors() -> list[dict[str, str]]:
-    """Return the lines that `ladder-sim validate published --csv` prints."""
     file = resources.files("ladder_sim.validation") / "data" / "published-errors.csv"
     return list(csv.DictReader(file.read_text("utf-8").splitlines()))
 
@@ -153,6 +153,8 @@ def _compare(
     service = Service.for_requests(scenario, requests, profile=profile)
     served = under_load(service, requests, "standard", concurrency=result.concurrency)
     predicted = served["standard"].figures
+    # as many requests were measured
+    cautions = [text for text in served.cautions if text != served.too_few]
     return LoadComparison(
         result=result,
         scenario=scenario,
@@ -160,11 +162,11 @@ def _compare(
             name: Quantity(measured=measured, predicted=predicted[name]) for name, measured in result.figures.items()
         },
         confidence=served.confidence,
-        cautions=(*_contradiction(result, scenario, given), *_failures(result), *served.cautions, served.interval_note),
+        cautions=(*_contradiction(result, scenario, given), *failures(result), *cautions, served.interval_note),
     )
 
 
-def _failures(result: Result) -> tuple[str, ...]:
+def failures(result: Result) -> tuple[str, ...]:
     """Return notes on what failed requests mean for a comparison."""
     if not result.failed:
         return ()
@@ -176,29 +178,44 @@ def _failures(result: Result) -> tuple[str, ...]:
 
 
 def _contradiction(result: Result, scenario: Scenario, given: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a caution if the file states another deployment than is given; a client's own names do not count."""
+    """Return a caution if the file states another deployment than is given."""
+    other = stated_otherwise(result, scenario, given)
+    if not other:
+        return ()
+    measured, predicted = (
+        ", ".join(f"{name} {values[name]}" for name in other) for values in (other, scenario.fields())
+    )
+    return (Caution(f"the file says that it measured {measured}; predicted is {predicted}, as given", DECISIVE),)
+
+
+def stated_otherwise(result: Result, scenario: Scenario, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a file states otherwise than the arguments that are given; a client's own names do not count."""
     ours, theirs = scenario.fields(), {}
-    for name in given.keys() & _STATED:
+    # who names the GPUs names the engine that ran on them, and no client's protocol
+    for name in given.keys() & (_STATED | ({"stack"} if "system" in result.server else set())):
         try:
             said = _said(result.server, {key: value for key, value in given.items() if key != name}).get(name)
             if said and name == "model":
                 spec = catalog.model(said)
                 said = spec.name
-                if "dtype" not in given:
+                if "dtype" not in given or spec.weights_dtype not in _UNQUANTIZED:
                     theirs["dtype"] = spec.weights_dtype
+            elif said and name == "stack" and said == scenario.stack.unversioned:
+                continue
         except LadderSimError:
             continue
         if said:
             theirs[name] = said
-    other = [name for name in _DEPLOYMENT if theirs.get(name, ours[name]) != ours[name]]
-    if not other:
-        return ()
-    measured, predicted = (", ".join(f"{name} {values[name]}" for name in other) for values in (theirs, ours))
-    return (Caution(f"the file says that it measured {measured}; predicted is {predicted}, as given", DECISIVE),)
+    return {name: theirs[name] for name in _DEPLOYMENT if theirs.get(name, ours[name]) != ours[name]}
+
+
+def plan_of(result: Result) -> dict[str, int]:
+    """Return the degrees of the plan that a file states, as arguments of a scenario."""
+    plan = {name: value for name, value in result.server.items() if name in ("tp", "ep", "dp_attention")}
+    return {name: degree for name, degree in _said(plan, {}).items() if degree > 1 or name == "tp"}
 
 
 def _scenario(result: Result, given: Mapping[str, Any], overrides: Mapping[str, Any]) -> Scenario:
-    """Return the scenario that served a load: as the file says, but for what is given."""
     if "campaign" in result.server:
         known = server_of(str(result.server["campaign"]))
         given, overrides = {**known.scenario, **given}, {**known.server, **overrides}

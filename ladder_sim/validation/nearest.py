@@ -106,7 +106,6 @@ def nearest(scenario: Scenario) -> tuple[Likeness, ...]:
 
 @cache
 def _servings(table: str) -> tuple[MeasuredRun, ...]:
-    """Return the servings of a table with their TPOT; times to first token are not predicted well enough."""
     compared = compare_servings(read_servings(*read_table(table)))
     return tuple(_run(each.serving.scenario(), "tpot", each.tpot, table == DENSE) for each in compared if each.tpot)
 

@@ -127,7 +127,6 @@ def rank_plans(comparisons: Sequence[ServingComparison], *, name: str = "") -> R
 
 
 def _picks(plans: Mapping[Plan, Sequence[ServingComparison]]) -> Iterator[Pick]:
-    """Yield what is picked of the plans of one load."""
     by_gpus: dict[int, dict[Plan, Sequence[ServingComparison]]] = defaultdict(dict)
     for plan, rows in plans.items():
         by_gpus[plan.gpus][plan] = rows
@@ -171,16 +170,15 @@ def _pick(choice: Choice, plans: Mapping[Plan, Sequence[ServingComparison]], lim
 
 def _ran(plan: Plan, rows: Sequence[ServingComparison], *, predicted: bool) -> Ran:
     """Return throughput per GPU and TPOT of a plan, over the rows that repeat it."""
-    each = [_of_row(row, predicted=predicted) for row in rows]
-    return Ran(fmean(ran.tokens_per_s for ran in each) / plan.gpus, fmean(ran.tpot_s for ran in each))
-
-
-def _of_row(row: ServingComparison, *, predicted: bool) -> Ran:
-    assert row.ttft
-    assert row.tpot
-    ttft_s, tpot_s = (each.predicted.value if predicted else each.measured for each in (row.ttft, row.tpot))
-    serving = row.serving
-    return Ran(serving.concurrency * serving.gen / (ttft_s + (serving.gen - 1) * tpot_s), tpot_s)
+    rates, tpots_s = [], []
+    for row in rows:
+        ttft_s, tpot_s = (
+            each.predicted.value if predicted else each.measured for each in (row.ttft, row.tpot) if each is not None
+        )
+        serving = row.serving
+        rates.append(serving.concurrency * serving.gen / (ttft_s + (serving.gen - 1) * tpot_s))
+        tpots_s.append(tpot_s)
+    return Ran(fmean(rates) / plan.gpus, fmean(tpots_s))
 
 
 def _losses(choice: Choice, picks: Sequence[Pick]) -> Losses:

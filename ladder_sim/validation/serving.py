@@ -114,7 +114,6 @@ def gate(comparisons: Sequence[ServingComparison], maximum: float) -> None:
 
 
 def _compare_group(rows: Sequence[Serving], profile: str | CalibrationProfile | None) -> list[ServingComparison]:
-    """Predict the loads of one setup in one call."""
     try:
         # one load stands for the intervals of all with as many requests in flight
         scenarios = {row.concurrency: row.scenario() for row in rows}

@@ -30,10 +30,9 @@ from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.workload import SPREAD
 from ladder_sim.units import quoted
-from ladder_sim.validation.campaigns import Facts, facts
+from ladder_sim.validation.campaigns import Facts, cluster_name, facts, format_name, model_name, stack_name
 from ladder_sim.validation.dataset import COLUMNS as RUN_COLUMNS
 from ladder_sim.validation.dataset import check_known, table_rows
-from ladder_sim.validation.serving_names import cluster_name, format_name, model_name, stack_name
 from ladder_sim.values import real
 
 TIMES = ("silicon_ttft_ms", "silicon_tpot_ms")
@@ -226,20 +225,13 @@ def _row(line: int, cells: Mapping[str, str]) -> _Row:
     except UsageError as error:
         if not isinstance(error.__cause__, UnknownNameError):
             raise
-        return _of_unknown(line, cell, error.__cause__.message)
-    dtype = format_name(cell, model, known.fp8)
-    plan, groups = _plan(cell, known, has_experts=catalog.model(model).experts > 0)
-    setup = Setup(
-        model=model,
-        cluster=cluster_name(cell["system"]),
-        stack=stack_name(cell["backend"], known.version or cell["backend_version"]),
-        dtype=dtype,
-        kv_dtype=cell["kv_dtype"] or known.kv_dtype,
-        plan=plan,
-        spread=_spread(cell, known.shortest),
-        unquantized=known.unquantized,
-        server=tuple(known.server.items()),
-    )
+        # nothing is known of this model: the row is left out, and the others are predicted
+        model, cluster, stack, dtype = (cell[name] for name in ("model_path", "system", "backend", "dtype"))
+        plan = Plan(tp=_whole(cell, "tp_size"))
+        setup = Setup(model=model, cluster=cluster, stack=stack, dtype=dtype, kv_dtype=None, plan=plan)
+        known, groups = Facts(left_out=error.__cause__.message), 1
+    else:
+        setup, groups = _setup(cell, known, model)
     in_flight = _whole(cell, "concurrency")
     serving = Serving(
         line=line,
@@ -256,33 +248,27 @@ def _row(line: int, cells: Mapping[str, str]) -> _Row:
         left_out=known.left_out,
     )
     _check_times(serving, cell)
+    plan = setup.plan
     ignored = plan.attention_dp > 1 and known.attention_dp_in_tp
     shared = dataclasses.replace(plan, tp=plan.ranks, attention_dp=1)
     return _Row(serving, dataclasses.replace(setup, plan=shared) if ignored else None, known.faster_left_out)
 
 
-def _of_unknown(line: int, cell: Mapping[str, str], reason: str) -> _Row:
-    """Return a row of a model that nothing is known of: it is left out, and the others are predicted."""
+def _setup(cell: Mapping[str, str], known: Facts, model: str) -> tuple[Setup, int]:
+    """Return what served a row, and how many groups have the requests that the row counts."""
+    plan, groups = _plan(cell, known, has_experts=catalog.model(model).experts > 0)
     setup = Setup(
-        model=cell["model_path"],
-        cluster=cell["system"],
-        stack=cell["backend"],
-        dtype=cell["dtype"],
-        kv_dtype=None,
-        plan=Plan(tp=_whole(cell, "tp_size")),
+        model=model,
+        cluster=cluster_name(cell["system"]),
+        stack=stack_name(cell["backend"], known.version or cell["backend_version"]),
+        dtype=format_name(cell, model, known.fp8),
+        kv_dtype=cell["kv_dtype"] or known.kv_dtype,
+        plan=plan,
+        spread=_spread(cell, known.shortest),
+        unquantized=known.unquantized,
+        server=tuple(known.server.items()),
     )
-    serving = Serving(
-        line=line,
-        setup=setup,
-        concurrency=_whole(cell, "concurrency"),
-        prompt=_whole(cell, "isl"),
-        gen=_whole(cell, "osl"),
-        ttft_s=_seconds(cell, "silicon_ttft_ms"),
-        tpot_s=_seconds(cell, "silicon_tpot_ms", zero=_whole(cell, "osl") == 1),
-        source=cell["source"],
-        left_out=reason,
-    )
-    return _Row(serving, None, "")
+    return setup, groups
 
 
 def _check_times(serving: Serving, cell: Mapping[str, str]) -> None:
@@ -307,7 +293,6 @@ def _check_times(serving: Serving, cell: Mapping[str, str]) -> None:
 
 
 def _active_share(model: ModelSpec) -> float:
-    """Share of the weights that one token uses."""
     layers = [kind.feed_forward for kind in model.kinds]
     idle = sum(
         (each.experts - each.experts_per_token) * each.expert.parameters for each in layers if isinstance(each, Moe)
@@ -316,7 +301,6 @@ def _active_share(model: ModelSpec) -> float:
 
 
 def _plan(cell: Mapping[str, str], known: Facts, *, has_experts: bool) -> tuple[Plan, int]:
-    """Return the plan of a row, and how many groups have the requests that the row counts."""
     tp, pp = _whole(cell, "tp_size"), _degree(cell, "pp_size", 1)
     if not has_experts:
         # the scenario refuses groups

@@ -306,18 +306,9 @@ def lay_out(
 ) -> Wiring:
     """Lay `variant` out over `layers` decoder layers; raises UsageError if the parameter does not fit the model.
 
-    Parameters
-    ----------
-    variant
-        Its name, see `FAMILIES`.
-    layers
-        Decoder layers of the model.
-    ladder_layers
-        Layers that the model's config lists as ladder; ``hybrid-ladder:K`` with K of them means these, not the last K.
-    kinds
-        A number for each layer, equal where layers are made of the same blocks; by default all are.
-    stages
-        Layers of each pipeline stage; by default there is one stage.
+    ``hybrid-ladder:K`` with K `ladder_layers`, which the model's config lists, means these, not the last K. `kinds` are
+    numbers, equal where layers are made of the same blocks; by default all are. `stages` are the layers of each
+    pipeline stage; by default there is one stage.
 
     Examples
     --------
@@ -522,7 +513,6 @@ class _Walk:
 
 
 def _weights(given: Weight | Mapping[str, Weight], lanes: Sequence[str]) -> tuple[Weight, ...]:
-    """Return the factors of an output in the lanes; one if they are the same, none if that is 1."""
     weights = tuple([given.get(lane, 0) if isinstance(given, Mapping) else given for lane in lanes])
     if len(set(weights)) == 1 and (weights[0] != "learned" or len(lanes) == 1):
         weights = weights[:1]
@@ -530,7 +520,6 @@ def _weights(given: Weight | Mapping[str, Weight], lanes: Sequence[str]) -> tupl
 
 
 def _faults(wiring: Wiring, walk: _Walk) -> Iterator[tuple[str, str]]:
-    """Yield why a file's rules make no model of these layers, and the line to write."""
     placed, rules = walk.placed, walk.rules
     late = max(rule.delay for rule in rules)
     if late and not any(walk.joins[:-1]):

@@ -128,7 +128,6 @@ class Family:
 
 
 def _families() -> Iterator[Family]:
-    """Read the shipped files, in the order of lists."""
     files = [tomllib.loads(file.read_text("utf-8")) for file in sorted(_SHIPPED.glob("*.toml"))]
     for table in sorted(files, key=lambda table: table.get("order", len(files))):
         yield Family(
@@ -351,7 +350,6 @@ def own_wiring(table: Mapping[str, Any], path: str) -> OwnWiring:
 
 
 def _toml(value: object) -> str:
-    """Return a value as TOML has it."""
     if isinstance(value, Mapping):
         inner = ", ".join(f"{key} = {_toml(each)}" for key, each in value.items())
         return f"{{ {inner} }}" if inner else "{}"
@@ -370,7 +368,6 @@ def _filled(value: Any, letter: str, number: int) -> Any:
 
 @lru_cache(maxsize=1024)
 def _parse(variant: str) -> Variant:
-    """Return the variant of a name, as `parse`."""
     text = variant.strip().lower()
     body = text.removeprefix(HYBRID)
     hybrid = body != text
@@ -399,7 +396,6 @@ def _parse(variant: str) -> Variant:
 
 
 def _number(variant: str, family: Family, parameter: Parameter, text: str, *, hybrid: bool) -> int:
-    """Return the value of a parameter of `variant`, a name as it was given."""
     percent = parameter.counts == "percent"
     most = 100 if percent else math.inf
     digits = text.lstrip("0") or text[:1]

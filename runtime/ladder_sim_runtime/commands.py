@@ -60,7 +60,7 @@ def argument_parser() -> Parser:
     _add_options(group, CommConfig, "backend", "gloo_threads", "timeout_s", "allreduce", "table")
 
     complete = _add_command(commands, "complete", "Continue prompts with a checkpoint, each token the most likely one.")
-    complete.set_defaults(check=_check_complete, run=_run_complete)
+    complete.set_defaults(check=lambda given: prepare_completion(_config(CompletionConfig, given)), run=_run_complete)
     _add_options(complete, CompletionConfig, "model", "variant")
     _add_options(complete.add_argument_group("prompts"), CompletionConfig, "prompts", "ids", "gen")
     group = complete.add_argument_group("ranks")
@@ -237,11 +237,6 @@ def _run_bench(arguments: argparse.Namespace) -> None:
         write_file(arguments.save, text)
     else:
         print(text, end="")
-
-
-def _check_complete(arguments: argparse.Namespace) -> None:
-    """Refuse what `_run_complete` could not do."""
-    prepare_completion(_config(CompletionConfig, arguments))
 
 
 def _run_complete(arguments: argparse.Namespace) -> None:

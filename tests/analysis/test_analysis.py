@@ -78,16 +78,16 @@ def test_several_crossings_are_all_found(monkeypatch: pytest.MonkeyPatch) -> Non
     """A gain that rises and falls over the range crosses a bound as often as it does."""
 
     def wave(self: object, values: list[float]) -> "tuple[np.ndarray[tuple[int], np.dtype[np.float64]], ...]":
-        speedup = 1.0 + 0.1 * np.sin(np.log(np.asarray(values, float)))
+        speedup = 1.0 + 0.1 * np.sin(np.log(1e-6 * np.asarray(values, float)))
         return speedup, speedup - 0.05, speedup + 0.05
 
     monkeypatch.setattr(breakevens._Speedup, "at", wave)
-    found = breakeven(None, "intra.bandwidth", "2:5000B/s", model="8b")
-    assert [crossing.value for crossing in found.crossings] == pytest.approx([np.exp(np.pi), np.exp(2 * np.pi)])
+    found = breakeven(None, "intra.bandwidth", "2:5000MB/s", model="8b")
+    assert [crossing.value for crossing in found.crossings] == pytest.approx(1e6 * np.exp([np.pi, 2 * np.pi]))
     assert [crossing.direction for crossing in found.crossings] == ["falling", "rising"]
     # the lower end reaches the target where the sine is 0.5 or more
     sixth = np.pi / 6
-    ends = np.exp([[np.log(2.0), 5 * sixth], [2 * np.pi + sixth, np.log(5000.0)]])
+    ends = 1e6 * np.exp([[np.log(2.0), 5 * sixth], [2 * np.pi + sixth, np.log(5000.0)]])
     assert np.array(found.sure) == pytest.approx(ends, rel=1e-5)
     with pytest.warns(DeprecationWarning, match="Crossing.rising is Crossing.direction"):
         assert not found.crossings[0].rising
@@ -256,6 +256,17 @@ def test_stacks_are_not_ranked() -> None:
     assert not any("ranked" in text for text in clusters)
 
 
-def test_compare_fails_where_one_cannot_run() -> None:
+def test_compare_leaves_out_where_the_scenario_cannot_run() -> None:
+    """Regression: 0.1 GB that one cluster lacks left all others without an answer."""
+    shown = compare(None, ["l40s", "h100-sxm"], ["standard", "ladder"], model="70b", stack="vllm", tp=2)
+    assert [each.name for each in shown] == ["h100-sxm"]
+    (reason,) = shown.left_out
+    assert reason.startswith("l40s: llama-3.1-70b needs")
+    assert shown.summary.endswith(" on h100-sxm.")
+    assert "left out" in str(shown)
+    assert shown.to_dict()["left_out"] == [reason]
+
+
+def test_compare_fails_where_none_can_run() -> None:
     with pytest.raises(PartitionError):
         compare(None, ["gb200-nvl72", "h100-sxm"], model="8b", tp=12, nodes=2)

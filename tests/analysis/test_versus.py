@@ -11,10 +11,12 @@ import pytest
 from ladder_sim import Scenario, predict, versus
 from ladder_sim.analysis.versus import Versus
 from ladder_sim.analysis.winners import winners
+from ladder_sim.closed_loop.schedule import schedule
 from ladder_sim.confidence.errors import UNCHECKED
 from ladder_sim.errors import InfeasibleError, UsageError
 from ladder_sim.report.versus import cautions
 from ladder_sim.specs import catalog
+from tests.conftest import DATA
 from tests.support.commands import run
 
 
@@ -260,3 +262,32 @@ def test_the_leading_options_under_load() -> None:
     refused = run(*command, *load[-2:])
     assert refused.code == 2
     assert "--rate and --slo: must be given together" in refused.err
+
+
+def test_a_comparison_keeps_the_schedules_that_it_needs() -> None:
+    busy = Scenario(model="70b", stack="vllm", concurrency=64)
+    versus(busy)
+    made = schedule.cache_info().misses
+    versus(busy)
+    assert schedule.cache_info().misses == made
+
+
+PASSES = DATA / "two_cores.json.gz"
+
+
+def test_passes_of_some_wirings_leave_out_the_others_one_by_one() -> None:
+    """A profile of real passes of standard and ladder on two CPU cores: no other kernel has a time.
+
+    Regression: every option was refused with the first of these reasons; runs of H100s were its evidence.
+    """
+    changed = {"model.layers": 8, "model.vocab": 8192}
+    scenario = Scenario(model="1b", cluster="this-machine", tp=2, prompt=64, gen=8, overrides=changed)
+    result = versus(scenario, profile=str(PASSES))
+    assert {"standard", "ladder", "desync:4"} <= result.plain.keys()
+    for name, kernel in (("delayed:1", "add"), ("partial:50", "copy"), ("sequence-parallel", "norm")):
+        assert result.left_out[name] == f"the profile's passes ran no {kernel} of this size"
+    with pytest.raises(UsageError, match="ran no"):
+        versus(scenario.replace(gen=9), profile=str(PASSES))
+    answer = " ".join(f"{result} {result.explain()}".split())
+    assert "evidence Times of kernels are those of passes on this-machine (standard, ladder)" in answer
+    assert "H100" not in answer

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ladder_sim import Scenario, predict
-from ladder_sim.costs.contention import OverlapParameters, kernel_demand, memory_steps
+from ladder_sim.costs.estimate import OverlapParameters, kernel_demand, memory_steps
 from ladder_sim.costs.hardware import Hardware, skew_growth
 from ladder_sim.costs.profile import HBM_EFFICIENCY, JITTER_KEY, RANK_SKEW
 from ladder_sim.costs.profile_file import load_profile, save_profile
@@ -178,7 +178,7 @@ def test_the_rate_that_a_gpu_keeps_up_is_that_of_predictions(tmp_path: Path) -> 
     result = fitted(tmp_path, [sample("gemm", seconds / 1.25, **shape), under_load])
     assert "gemm of 4096 tokens under load: 1.25 times as long as cold, clock 1410 MHz" in report(result)
     scenario = Scenario(model="8b", tp=8, stack="vllm")
-    assert Hardware.stated(scenario, result.profile).stack.sustained_share == pytest.approx(0.6)
+    assert Hardware.stated(scenario, result.profile).stack.sustained_rate == pytest.approx(1.0 / 1.25)
 
 
 def test_show_lists_what_was_measured_besides_tables(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ladder_sim import Scenario, predict, sweep
+from ladder_sim.closed_loop import loop
 from ladder_sim.closed_loop.loop import ServedRequest
 from ladder_sim.closed_loop.step import simulate_requests
 from ladder_sim.costs.memory import kv_requests
@@ -31,7 +32,7 @@ def scenario(**given: Any) -> Scenario:
 @pytest.mark.parametrize("variant", ["standard", "ladder"])
 def test_one_request_in_flight_is_a_static_batch_of_one(stack: str, variant: str) -> None:
     # the power that prompts leave to each other is another in a static batch, which prefills only once
-    cold = with_overheads(scenario(stack=stack), sustained_share=1.0)
+    cold = with_overheads(scenario(stack=stack), sustained_rate=1.0)
     alone = predict_one(scenario(concurrency=1, stack=stack), variant, profile=cold)
     static = predict_one(scenario(concurrency=None, stack=stack), variant, profile=cold)
     assert alone.tpot_s is not None
@@ -201,3 +202,27 @@ def test_a_time_to_first_token_holds_the_front_end_as_when_requests_are_served()
 def test_answers_of_one_in_flight_are_those_of_a_static_batch(gen: int) -> None:
     alone, static = (predict_one(scenario(concurrency=count, gen=gen)) for count in (1, None))
     assert alone.tpot_s == pytest.approx(static.tpot_s, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model": "8b", "tp": 1, "stack": "vllm"},
+        {"model": "8b", "tp": 2, "stack": "sglang", "prompt": 4096, "gen": 32},
+        {"model": "70b", "tp": 4, "pp": 2, "stack": "trtllm", "prompt": 300, "gen": 20},
+    ],
+)
+def test_clients_behind_a_queue_that_never_empties_only_wait(fields: dict[str, Any]) -> None:
+    """Regression: a million requests in flight took minutes. Next to 6,000 simulated one by one."""
+    predicted = {}
+    for most in (None, 10**9):
+        with pytest.MonkeyPatch.context() as patch:
+            if most:
+                patch.setattr(loop, "_LEAST_CLIENTS", most)
+            predicted[most] = predict(Scenario(concurrency=6_000, **fields), ["standard"])["standard"]
+    short, whole = predicted[None], predicted[10**9]
+    assert short.tpot_s == pytest.approx(whole.tpot_s, rel=2e-3)
+    assert short.ttft_s == pytest.approx(whole.ttft_s, rel=2e-3)
+    million = predict(Scenario(concurrency=1_000_000, **fields), ["standard"])["standard"]
+    assert million.ttft_s / short.ttft_s == pytest.approx(1_000_000 / 6_000, rel=0.3)
+    assert million.rate == pytest.approx(short.rate, rel=0.02)

@@ -8,19 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ladder_sim.costs import contention
 from ladder_sim.costs.collectives.algorithms import DISPATCHES
-from ladder_sim.costs.contention import (
+from ladder_sim.costs.estimate import (
     CLUSTERED,
     HOLDERS,
     HOST_ROUND_TRIP_S,
+    Estimate,
     OverlapParameters,
     collective_sms,
     collective_traffic_bytes,
     kernel_demand,
     memory_steps,
 )
-from ladder_sim.costs.estimate import Estimate
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile
@@ -356,6 +355,6 @@ def test_a_combine_takes_sms_from_the_block_that_it_overlaps(monkeypatch: pytest
     scenario = Scenario(model="deepseek-v2-lite", stack="sglang", **plan)  # type: ignore[arg-type]
     slowed_s = []
     for sms in (1.0, 20.0, 60.0):
-        monkeypatch.setattr(contention, "DEEPEP_SMS", sms)
+        monkeypatch.setattr("ladder_sim.costs.estimate.DEEPEP_SMS", sms)
         slowed_s.append(predict_one(scenario, "ladder", profile="h100-sxm").breakdown.slowed_s)
     assert 0.0 <= slowed_s[0] < slowed_s[1] < slowed_s[2]

@@ -8,7 +8,7 @@ import pytest
 
 from ladder_sim import Scenario
 from ladder_sim.costs.estimate import Estimate
-from ladder_sim.costs.hardware import SUSTAINED_SHARE
+from ladder_sim.costs.hardware import SUSTAINED_RATE
 from ladder_sim.costs.kernels import MEASURED_FALL, KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile
@@ -224,23 +224,21 @@ def test_wirings_have_mixed_steps() -> None:
 
 
 def test_prompts_run_at_the_rate_that_a_gpu_keeps_up() -> None:
-    """In proportion to the time in which prompts run; decode and small GEMMs are left as they are."""
+    """In proportion to the time in which prompts run, in every format; decode is left as it is."""
 
-    def gemm(duty: float, **sizes: Any) -> float:
-        return float(mixed(Scenario(**SERVING), duty=duty, **sizes)[0]["mlp.up"][1].seconds)
+    def gemm(duty: float, dtype: str = "bf16", **sizes: Any) -> float:
+        return float(mixed(Scenario(**SERVING | {"dtype": dtype}), duty=duty, **sizes)[0]["mlp.up"][1].seconds)
 
-    cold, half, hot = gemm(0.0), gemm(0.5), gemm(1.0)
-    assert cold < half < hot
-    assert half == pytest.approx((cold + hot) / 2)
-    gpu = Scenario(**SERVING).cluster.gpu
-    shape = mixed(Scenario(**SERVING))[0]["mlp.up"][0].shape
-    assert hot == pytest.approx(shape.flops / (SUSTAINED_SHARE * gpu.bf16_flops))
+    for dtype in ("bf16", "fp8"):
+        cold, half, hot = (gemm(duty, dtype) for duty in (0.0, 0.5, 1.0))
+        assert half == pytest.approx((cold + hot) / 2)
+        assert hot == pytest.approx(cold / SUSTAINED_RATE)
     assert gemm(1.0, prompts=0, batch=1) == gemm(0.0, prompts=0, batch=1)
     # whatever stack runs them
     fitted = Scenario(model="70b")
     one, other = (
-        predict_one(fitted, profile=with_overheads(fitted, sustained_share=share)).ttft_s
-        for share in (1.0, SUSTAINED_SHARE)
+        predict_one(fitted, profile=with_overheads(fitted, sustained_rate=share)).ttft_s
+        for share in (1.0, SUSTAINED_RATE)
     )
     assert other > 1.02 * one
     assert predict_one(fitted).ttft_s == other

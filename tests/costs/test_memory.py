@@ -8,8 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ladder_sim.costs.fitting import more_gpus, same_gpus, smallest_fitting_tp
-from ladder_sim.costs.memory import MemoryUse, kv_bytes, kv_requests, kv_tokens, memory_use, weight_bytes
+from ladder_sim.costs.memory import (
+    MemoryUse,
+    kv_bytes,
+    kv_requests,
+    kv_tokens,
+    memory_use,
+    more_gpus,
+    same_gpus,
+    smallest_fitting_tp,
+    weight_bytes,
+)
 from ladder_sim.errors import MemoryFitError
 from ladder_sim.prediction import predict
 from ladder_sim.serving import Lengths, Traffic

@@ -10,9 +10,12 @@ import pytest
 from ladder_sim.costs.collectives.algorithms import ALGORITHMS, ALL_REDUCE, OWN
 from ladder_sim.costs.collectives.network import Network
 from ladder_sim.costs.hardware import Hardware
+from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.errors import UsageError
+from ladder_sim.graph.ops import CollectiveKind, Op
+from ladder_sim.kernels import CollectiveShape
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario_warnings import scenario_warnings
@@ -425,3 +428,18 @@ def test_without_peer_to_peer_takes_longer(h100: CalibrationProfile, tp: int) ->
     # above two ranks NCCL multicasts large messages through the switch; eight are two islands, joined over the network
     assert large.most_common == {2: "nccl-host", 4: "nvls", 8: "nvls-tree"}[tp]
     assert not large.in_range.any()
+
+
+@pytest.mark.parametrize("fields", [{"tp": 8, "stack": stack} for stack in SERVING] + [{"nodes": 2, "tp": 16}])
+@pytest.mark.parametrize("kind", get_args(CollectiveKind)[:4])
+def test_messages_priced_together_are_those_priced_one_by_one(kind: CollectiveKind, fields: dict[str, object]) -> None:
+    asked = scenario(cluster="h100-sxm", **fields)
+    costs = KernelCosts(asked, resolve_profile(asked, None))
+    shapes = [CollectiveShape(message_bytes=float(size)) for size in SIZES]
+    ops = [Op(name=str(number), kind=kind, shape=shape) for number, shape in enumerate(shapes)]
+    for op, together in zip(ops, costs.estimates(ops), strict=True):
+        (alone,) = costs.estimates([op])
+        assert (together.source, together.algorithm, together.inline) == (alone.source, alone.algorithm, alone.inline)
+        assert together.seconds == pytest.approx(alone.seconds, rel=1e-12)
+        assert together.error == pytest.approx(alone.error, rel=1e-12)
+        assert dataclasses.asdict(together.demand) == pytest.approx(dataclasses.asdict(alone.demand), rel=1e-12)

@@ -213,6 +213,8 @@ def test_requests_under_load_are_simulated_when_they_are_asked_for(seen: Watched
     seen.until_text("#view", "10 requests/s within the SLO need")
     assert "rate=10" in page.url
     seen.until("!!document.querySelector('#fig-bound1 .scatterlayer .trace')")
+    # regression: it was 1,511 pixels high
+    assert page.evaluate("document.documentElement.scrollHeight") < 1400
     page.fill("#load-rate", "2000")
     page.press("#load-rate", "Enter")
     seen.until_text("#view", "2000 requests/s within the SLO need")
@@ -249,7 +251,8 @@ def test_dark_figures_are_drawn_anew(seen: Watched) -> None:
     seen.until(f"{colour} === '#E4E7EB'")
     seen.screenshot("dark")
     page.click("#theme")
-    seen.until("document.documentElement.dataset.theme === 'light'")
+    seen.until(f"{colour} !== '#E4E7EB'")
+    assert page.evaluate("document.documentElement.dataset.theme") == "light"
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):

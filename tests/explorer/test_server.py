@@ -135,7 +135,7 @@ def test_an_illegal_plan_shows_its_rule(ask: Ask, change: str, rule: str, way_ou
     kept = "&".join(part for part in PLAN.split("&") if not part.startswith(f"{key}="))
     error = parts(ask, kept + change)["error"]
     assert rule in error
-    assert way_out in error
+    assert way_out.lower() in error.lower()
 
 
 def test_a_way_out_is_a_button_that_leads_to_an_answer(ask: Ask) -> None:
@@ -211,9 +211,9 @@ def test_models_are_listed_once_by_kind() -> None:
 def test_the_page_names_its_controls_and_no_flags(ask: Ask) -> None:
     """In errors, warnings and notes."""
     error = parts(ask, "model=405b&gpus_per_node=8")["error"]
-    assert "on these GPUs 'Precision' fp8 fits; on more GPUs 'Nodes' 2 'Tensor-parallel degree' 16 fits" in error
+    assert "On these GPUs 'Precision' fp8 fits; on more GPUs 'Nodes' 2 'Tensor-parallel degree' 16 fits" in error
     assert "'Predict even if it does not fit' predicts all the same" in error
-    assert "add nodes ('Nodes' 2)" in parts(ask, "model=8b&tp=16")["error"]
+    assert "Add nodes ('Nodes' 2)" in parts(ask, "model=8b&tp=16")["error"]
     answer = parts(ask, "model=8b&inter.bandwidth=100Gb/s")["answer"]
     assert "inter.bandwidth changes nothing: the group is within one node; 'Nodes' 2 uses it" in answer
     assert not any("--" in shown for shown in (error, answer))

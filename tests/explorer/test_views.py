@@ -17,6 +17,8 @@ from ladder_sim.cli.main import main
 from ladder_sim.errors import UsageError
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.answers import Queries
+from ladder_sim.explorer.markup import tag
+from ladder_sim.explorer.page import banner
 from ladder_sim.explorer.panels import Panel
 from ladder_sim.explorer.server import Site
 from ladder_sim.explorer.views import VIEWS
@@ -165,6 +167,20 @@ def test_the_front_is_of_requests_in_flight_where_the_scenario_is() -> None:
     assert [row["tokens_per_s"] for row in same if row["dp"] == row["pp"] == 1] == pytest.approx([alone.rate])
 
 
+def test_a_map_says_why_a_part_of_it_is_blank() -> None:
+    """Regression: batches that do not fit were a white area without a word."""
+    assert "Blank: the scenario cannot run there." in panel("map", "model=405b&nodes=2").html
+    links = "across=intra.bandwidth&up=intra.allreduce_floor"
+    assert "Blank" not in panel("map", f"model=8b&tp=2&{links}").html
+
+
+def test_a_refusal_is_made_of_sentences() -> None:
+    """Regression: its way out began with a small letter, and lines ended between a number and its percent sign."""
+    said = banner(UsageError("no room", hint="take --nodes 2; --dtype fp8 fits"))
+    assert "90\N{NO-BREAK SPACE}%" in tag("p", "in 90 % of cases")
+    assert texts(said).startswith("no room . Take 'Nodes' 2; 'Precision' fp8 fits.")
+
+
 def test_requests_under_load_are_simulated_on_request() -> None:
     asked = panel("load", "model=8b&tp=2")
     assert "data-serve" in asked.html
@@ -182,7 +198,7 @@ def test_requests_under_load_are_simulated_on_request() -> None:
 
 def test_measured_runs_of_the_scenario_itself_come_first() -> None:
     served = panel("evidence", "model=qwen3-32b&stack=vllm&tp=4&concurrency=64")
-    assert "TPOT off by 5.1%, TTFT by 12% (model left out)." in texts(served.html)
+    assert "TPOT off by 5.1 %, TTFT by 12 % (model left out)." in texts(served.html)
     assert served.document is not None
     first = served.document.rows[0]
     assert (first["model"], first["stack"].partition("@")[0], first["apart"]) == ("qwen3-32b", "vllm", "")
@@ -214,7 +230,11 @@ def test_errors_of_static_batches_are_of_runs_that_no_fit_had_seen() -> None:
     batches = panel("evidence", "model=70b&tp=8&batch=4")
     assert batches.document is not None
     unseen = [abs(row["error"]) for row in batches.document.rows if not row["seen"]]
-    assert f"off by {sum(unseen) / len(unseen):.1%} on average" in texts(batches.html)
+    assert f"off by {100 * sum(unseen) / len(unseen):.1f} % on average" in texts(batches.html)
+    # of the nearest, those that the fit has used are hollow
+    drawn = {each.get("name"): each for each in batches.figures["fig-nearest"]["data"]}
+    assert drawn["the nearest, seen by a fit"]["marker"]["symbol"] == "circle-open"
+    assert len(drawn["the nearest"]["x"]) == len([row for row in batches.document.rows[:8] if not row["seen"]])
     assert f"in the {len(unseen)} runs under gpt-fast that no fit had seen" in texts(batches.html)
 
 

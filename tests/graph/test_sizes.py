@@ -13,7 +13,7 @@ from ladder_sim.costs.memory import memory_use, total_bytes
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.ops import PassInputs
 from ladder_sim.graph.pass_kernels import PassKernels
-from ladder_sim.graph.techniques.forms import form, rewrites_of
+from ladder_sim.graph.techniques import form, rewrites_of
 from ladder_sim.kernels import Phase, Sizes
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.simulate.request import context_counts, decode_contexts, weighted_contexts

@@ -8,8 +8,7 @@ import pytest
 from ladder_sim import Scenario, predict, sweep
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.errors import UnknownNameError, UsageError
-from ladder_sim.graph.techniques import gemm_overlap, quantized_allreduce, token_split
-from ladder_sim.graph.techniques.forms import REWRITES
+from ladder_sim.graph.techniques import DECODE_TOKENS, OVERLAPPED_BYTES, PROMPT_TOKENS, QUANTIZED_BYTES, REWRITES
 from ladder_sim.kernels import CollectiveShape, Phase
 from ladder_sim.kernels.shape import TILE_ROWS
 from ladder_sim.prediction import resolve_profile
@@ -297,10 +296,10 @@ def test_names() -> None:
 
 
 def test_what_techniques_are_said_to_need_is_what_passes_are_asked_for() -> None:
-    for name, module in (("gemm-overlap", gemm_overlap), ("quantized-allreduce", quantized_allreduce)):
-        assert f" {module.LEAST_BYTES / 2**20:.0f} MiB" in TECHNIQUES[name].needs
+    for name, least_bytes in (("gemm-overlap", OVERLAPPED_BYTES), ("quantized-allreduce", QUANTIZED_BYTES)):
+        assert f" {least_bytes / 2**20:.0f} MiB" in TECHNIQUES[name].needs
     assert f"at most {TILE_ROWS} tokens" in TECHNIQUES["weight-prefetch"].needs
-    said = f"prompts of {token_split.PROMPT_TOKENS} tokens, or {token_split.DECODE_TOKENS} requests that decode"
+    said = f"prompts of {PROMPT_TOKENS} tokens, or {DECODE_TOKENS} requests that decode"
     assert TECHNIQUES["token-split"].needs == said
 
 

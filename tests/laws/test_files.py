@@ -20,6 +20,7 @@ from ladder_sim.prediction import resolve_profile
 from ladder_sim.serving import Trace, Traffic
 from ladder_sim.serving.requests.results import read_results
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.validation.load import stated_otherwise
 from ladder_sim_calibration.nccl_tests.sweep import Sweep, add_to_profile, fabric_text, read_sweep
 from tests.conftest import DATA
 from tests.support.laws import law
@@ -253,3 +254,30 @@ def refusal(read: Callable[[Path], object], path: Path) -> str:
     except LadderSimError as fault:
         return str(fault)
     return ""
+
+
+DEPLOYMENTS = st.fixed_dictionaries(
+    {
+        "model": st.sampled_from(["minimax-m2.5", "llama-3.1-70b", "qwen3-32b"]),
+        "cluster": st.sampled_from(["h100-sxm", "h200-sxm", "b200-sxm"]),
+        "stack": st.sampled_from(["vllm", "sglang", "trtllm"]),
+        "dtype": st.sampled_from(["bf16", "fp8"]),
+    }
+)
+
+
+@law(examples=100)
+@given(DEPLOYMENTS, DEPLOYMENTS, st.sampled_from([2, 4, 8]))
+def test_a_measurement_is_of_its_own_deployment(
+    tmp_path_factory: pytest.TempPathFactory, served: dict[str, str], asked: dict[str, str], tp: int
+) -> None:
+    """A result that names another model, GPU, engine or precision than is asked about is refused as `--measured`."""
+    words = {"hw": served["cluster"].partition("-")[0], "framework": served["stack"], "precision": served["dtype"]}
+    document = {"conc": 8, "isl": 1024, "osl": 1024, "tp": 8, "mean_ttft": 0.1, "mean_tpot": 0.01, **words}
+    path = tmp_path_factory.getbasetemp() / "deployment.json"
+    path.write_text(json.dumps(document | {"model": served["model"]}), "utf-8")
+    (result,) = read_results(path)
+    other = stated_otherwise(result, Scenario(**asked, tp=tp, concurrency=8), asked)
+    assert other.keys() - {"dtype"} == {name for name in served.keys() - {"dtype"} if served[name] != asked[name]}
+    if served["model"] == asked["model"] != "minimax-m2.5":
+        assert ("dtype" in other) == (served["dtype"] != asked["dtype"])

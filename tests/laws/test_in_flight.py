@@ -68,6 +68,21 @@ def test_rate_and_times_are_of_one_load(scenario: Scenario, in_flight: int, gen:
     assert prediction.rate == pytest.approx(given.workload.in_flight * gen / prediction.request_s, rel=1e-9)
 
 
+@law(examples=20)
+@given(LOADED, ANSWERS, st.sampled_from([4_000, 20_000, 100_000]))
+def test_clients_beyond_what_can_run_only_wait(scenario: Scenario, gen: int, clients: int) -> None:
+    """Ten times as many clients of a full server wait ten times as long, and change TPOT and throughput by 3 %."""
+    few, many = (
+        predict(loaded(scenario, concurrency=each, gen=gen), ["standard"], ignore_memory=True)["standard"]
+        for each in (clients, 10 * clients)
+    )
+    assert few.load is not None
+    assume(20.0 * few.load.slots < clients)
+    assert many.tpot_s == pytest.approx(few.tpot_s, rel=0.03)
+    assert many.rate == pytest.approx(few.rate, rel=0.03)
+    assert many.ttft_s == pytest.approx(10.0 * few.ttft_s, rel=0.1)
+
+
 @law(examples=40)
 @given(LOADED, st.sampled_from([1, 2, 8, 32, 64]), ANSWERS)
 def test_longer_prompts_never_make_tokens_faster(scenario: Scenario, in_flight: int, gen: int) -> None:

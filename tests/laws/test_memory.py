@@ -11,7 +11,7 @@ from ladder_sim.closed_loop.step import simulate_request
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.memory import kv_bytes, kv_tokens, memory_use, running_requests, weight_bytes
 from ladder_sim.serving.service import scheduler_spec
-from ladder_sim.specs.engine_options import names_of
+from ladder_sim.specs.settings import names_of
 from tests.support.laws import law
 from tests.support.random_scenarios import DENSE, EXPERTS, scenarios
 

@@ -71,6 +71,26 @@ def test_no_decode_step_is_slow_without_a_word(scenario: Scenario) -> None:
 
 
 @law(examples=60)
+@given(scenario=scenarios(models=MODELS))
+def test_launches_by_the_cpu_are_paid(scenario: Scenario) -> None:
+    """Without CUDA graphs a decode step lasts as long as its launches, in a node no shorter than with, and says so.
+
+    Across nodes each collective in a graph has a node of the host.
+    """
+    eager = scenario.replace(overrides={"stack.cuda_graphs": "off"})
+    captured, launched = (predict(each, ["standard"], ignore_memory=True)["standard"] for each in (scenario, eager))
+    step = launched.request.decode
+    assume(step is not None)
+    assert step is not None
+    launches_s = sum(step.schedule.order.counts) * step.hardware.stack.eager_launch_s
+    assert step.seconds >= (1.0 - 1e-9) * launches_s
+    assert launched.tpot_s is not None
+    assert captured.tpot_s is not None
+    assert scenario.crosses_nodes or launched.tpot_s >= (1.0 - 1e-3) * captured.tpot_s
+    assert any(text.startswith("without CUDA graphs") for text in _warnings(launched))
+
+
+@law(examples=60)
 @given(scenario=scenarios(models=MODELS, dtypes=DTYPES, in_flight=None))
 def test_a_format_that_a_gpu_has_no_units_for_is_said(scenario: Scenario) -> None:
     """A precision without tensor cores of its own, or experts in one without measurements, is said in the answer.

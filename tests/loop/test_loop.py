@@ -99,7 +99,7 @@ def test_the_profile_holds_what_was_timed_and_no_joint_gemm(
     assert profile.in_place
     with pytest.raises(UsageError, match=r"ran no [\w-]+ of this size"):
         predict(SMALL.having(workload=replace(SMALL.workload, prompt=17)), profile=profile)
-    by_hand = SMALL.having(cluster=replace(SMALL.cluster, intra=replace(SMALL.cluster.intra, bandwidth_Bps=1.0)))
+    by_hand = SMALL.having(cluster=replace(SMALL.cluster, intra=replace(SMALL.cluster.intra, bandwidth_Bps=1e5)))
     slow, as_it_is = (predict(each, ["standard"], profile=profile)["standard"] for each in (by_hand, SMALL))
     assert slow.tpot_s == as_it_is.tpot_s
     assert "figures of the GPU and its links change none of them" in " ".join(slow.confidence.warnings)

@@ -16,7 +16,7 @@ import vllm_ladder
 from ladder_sim import __version__
 from tests.plugins.conftest import ROOT
 from tests.support.wheels import files_below, run_outside
-from vllm_ladder.config import LlamaLadderConfig, WiringCheck
+from vllm_ladder.config import LlamaLadderConfig, WiringCheck, wiring_of
 
 pytestmark = pytest.mark.torch
 
@@ -65,12 +65,12 @@ def test_it_registers_every_architecture_and_warns_of_another_vllm(
     assert types == {"llamaLadder": LlamaLadderConfig}
 
 
-def checked(config: PreTrainedConfig, *, pp: int = 1, dp: int = 1) -> None:
-    """Do what vLLM does with the check when it has made its config."""
+def checked(config: PreTrainedConfig, *, pp: int = 1, dp: int = 1) -> str:
+    """Do what vLLM does with the check when it has made its config; returns what would be served."""
     parallel = SimpleNamespace(pipeline_parallel_size=pp, data_parallel_size=dp)
-    WiringCheck.verify_and_update_config(
-        SimpleNamespace(model_config=SimpleNamespace(hf_config=config), parallel_config=parallel)
-    )
+    made: Any = SimpleNamespace(model_config=SimpleNamespace(hf_config=config), parallel_config=parallel)
+    WiringCheck.verify_and_update_config(made)
+    return wiring_of(made).name
 
 
 @pytest.mark.parametrize(
@@ -94,9 +94,9 @@ def test_a_wiring_that_cannot_be_served_ends_vllm_with_one_line(
 
 def test_other_wirings_and_every_split_of_standard_are_served() -> None:
     for name in ("ladder", "hybrid-ladder:2", "desync:2", "standard"):
-        checked(LlamaConfig(num_hidden_layers=4, ladder_sim_wiring=name))
-    checked(LlamaConfig(num_hidden_layers=4), pp=2, dp=2)
-    checked(LlamaLadderConfig(num_hidden_layers=4, ladder_layers=2))
+        assert checked(LlamaConfig(num_hidden_layers=4, ladder_sim_wiring=name)) == name
+    assert checked(LlamaConfig(num_hidden_layers=4), pp=2, dp=2) == "standard"
+    assert checked(LlamaLadderConfig(num_hidden_layers=4, ladder_layers=2)) == "hybrid-ladder:2"
 
 
 @pytest.mark.parametrize(

@@ -77,14 +77,14 @@ def test_an_interval_is_narrower_and_wirings_follow() -> None:
 
 def test_a_server_that_contradicts_the_prediction_is_told_what_is_probably_otherwise() -> None:
     profile = condition(SCENARIO, tpot_s=0.03)
-    assert profile.given is not None
-    assert "outside of its interval" in profile.given.caution
-    assert max(profile.given.moved, key=lambda name: profile.given.moved[name] if profile.given else 0) in FACTORS
+    assert profile.measurement is not None
+    assert "outside of its interval" in profile.measurement.caution
+    assert list(profile.measurement.factors) == list(FACTORS)
     warnings = predict(SCENARIO, profile=profile).confidence.warnings
     assert any(text.startswith("measured TPOT 30.0 ms (predicted 17.") for text in warnings)
     agrees = condition(SCENARIO, tpot_s=0.0175)
-    assert agrees.given is not None
-    assert not agrees.given.caution
+    assert agrees.measurement is not None
+    assert not agrees.measurement.caution
 
 
 def test_throughput_does_as_well() -> None:
@@ -94,17 +94,48 @@ def test_throughput_does_as_well() -> None:
 
 
 def test_figures_are_read_with_their_load() -> None:
-    assert read_measured("tpot=19.3ms, TTFT=0.2s,tok/s=1500,concurrency=64,tp=4") == (
+    assert read_measured("tpot=19.3ms, TTFT=0.2s,tok/s=1500,concurrency=64,tp=4")[:2] == (
         Measured(tpot_s=0.0193, ttft_s=0.2, tokens_per_s=1500.0),
         {"concurrency": 64, "tp": 4},
     )
 
 
 def test_a_result_file_is_a_measurement() -> None:
-    figures, fields = read_measured(str(RESULT))
+    figures, fields, _ = read_measured(str(RESULT))
     document = json.loads(Path(RESULT).read_text("utf-8"))
     assert figures["tpot_s"] == pytest.approx(document["mean_tpot_ms"] / 1e3)
     assert fields["concurrency"] == document["max_concurrency"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--model 70b", "is of model minimax-m2.5, dtype fp8-block, and the answer of model llama-3.1-70b, dtype bf16"),
+        ("--model minimax-m2.5 --cluster h100-sxm", "is of cluster h200-sxm, and the answer of cluster h100-sxm"),
+        ("--model minimax-m2.5 --dtype bf16", "is of dtype fp8-block, and the answer of dtype bf16"),
+        ("--model minimax-m2.5 --stack sglang", "is of stack vllm, and the answer of stack sglang"),
+        ("--model minimax-m2.5 --tp 4", ""),
+    ],
+)
+def test_a_result_of_another_deployment_is_refused(flags: str, words: str, tmp_path: Path) -> None:
+    """Another load or plan of a deployment tells of this one; another model, GPU, precision or engine does not."""
+    result = tmp_path / "one.json"
+    result.write_text(json.dumps(json.loads((DATA / "results" / "inferencex.json").read_text("utf-8"))[0]))
+    others = "" if "--cluster" in flags else " --cluster h200-sxm"
+    others += "" if "--stack" in flags else " --stack vllm"
+    answer = run("predict", *f"--concurrency 4 --measured {result} {flags}{others}".split(), "--json")
+    assert (answer.code, words in answer.err) == (2 if words else 0, True), answer.err
+    if not words:
+        assert json.loads(answer.out)["scenario"]["tp"] == 4
+
+
+def test_a_result_of_a_model_of_unknown_name_or_with_failed_requests_says_so(tmp_path: Path) -> None:
+    result = tmp_path / "one.json"
+    document = json.loads(Path(RESULT).read_text("utf-8"))
+    result.write_text(json.dumps(document | {"failed": 4, "num_prompts": document["completed"] + 4}))
+    answer = run("predict", *f"--model 8b --stack vllm --tp 4 --concurrency 4 --measured {result}".split())
+    assert "'tiny-llama' is llama-3.1-8b is not known" in " ".join(answer.out.split())
+    assert "4 of 20 requests failed where it was measured" in " ".join(answer.out.split())
 
 
 @pytest.mark.parametrize(

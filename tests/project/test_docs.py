@@ -72,7 +72,7 @@ def of_runtime(words: list[str]) -> list[str]:
     return ["bench", "--variant=ladder", *left] if "--bench" in words else ["complete", *left]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/calibrate.md", "docs/runtime.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/calibrate.md", "docs/runtime.md"])
 def test_commands_that_need_other_machines_have_the_options_that_they_show(page: str) -> None:
     commands = list(typed(page))
     assert commands

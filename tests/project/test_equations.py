@@ -13,12 +13,10 @@ from ladder_sim import Scenario, predict
 from ladder_sim.closed_loop.engine import FrontEnd, Steps, simulate
 from ladder_sim.closed_loop.schedule import Scheduling
 from ladder_sim.confidence.errors import UNCHECKED
-from ladder_sim.costs import contention
+from ladder_sim.costs import estimate
 from ladder_sim.costs.collectives.across_nodes import AcrossNodes, across_nodes_s, host_ring_s
 from ladder_sim.costs.collectives.algorithms import ALL_REDUCE
-from ladder_sim.costs.collectives.times import COLLECTIVE_ERROR
-from ladder_sim.costs.contention import OverlapParameters, kernel_demand
-from ladder_sim.costs.estimate import Source
+from ladder_sim.costs.estimate import COLLECTIVE_ERROR, OverlapParameters, Source, kernel_demand
 from ladder_sim.costs.hardware import Hardware, skew_growth
 from ladder_sim.costs.kernels import CALIBRATED_KERNEL_ERROR, KERNEL_ERROR, KernelCosts
 from ladder_sim.des.shared import Demand, Device
@@ -263,11 +261,11 @@ def test_steps_through_memory_of_each_collective() -> None:
         for p in (2, 8):
             for kind, u in (("all_reduce", 2), ("all_gather", 1)):
                 chain, switch = 2 + u * (p - 1 + math.log2(nodes)), 2 + u * (2 + math.log2(nodes))
-                assert contention.memory_steps("nccl", kind, nodes, p) == chain
-                assert contention.memory_steps("tree", kind, nodes, p) == chain
-                assert contention.memory_steps("nvls-tree", kind, nodes, p) == switch
+                assert estimate.memory_steps("nccl", kind, nodes, p) == chain
+                assert estimate.memory_steps("tree", kind, nodes, p) == chain
+                assert estimate.memory_steps("nvls-tree", kind, nodes, p) == switch
     for name, steps in (("one-shot", 3), ("multimem", 3), ("two-shot", 5), ("symmetric-two-shot", 5)):
-        assert contention.memory_steps(name, "all_reduce", 1, 8) == steps
+        assert estimate.memory_steps(name, "all_reduce", 1, 8) == steps
 
 
 @pytest.mark.parametrize(
@@ -348,9 +346,9 @@ def test_tables_of_constants_are_those_of_the_code() -> None:
         assert f"| {label} | {' | '.join(f'{100 * errors[source]:.0f} %' for source in SOURCES)} |" in page
     page, held = (REPO / "docs" / "how" / "collectives.md").read_text("utf-8"), OverlapParameters()
     for label, each, most in (
-        ("NCCL's ring, also through host memory", contention.RING_CHANNEL_BYTES, held.max_channels),
-        ("NCCL's trees across nodes", contention.TREE_CHANNEL_BYTES, held.nvls_channels),
-        ("engines' other kernels", contention.BLOCK_BYTES, contention.MAX_BLOCKS),
+        ("NCCL's ring, also through host memory", estimate.RING_CHANNEL_BYTES, held.max_channels),
+        ("NCCL's trees across nodes", estimate.TREE_CHANNEL_BYTES, held.nvls_channels),
+        ("engines' other kernels", estimate.BLOCK_BYTES, estimate.MAX_BLOCKS),
     ):
         assert f"| {label} | {each / 1024:g} KiB | {most:g} |" in page
     for names, values in (
@@ -364,11 +362,11 @@ def test_tables_of_constants_are_those_of_the_code() -> None:
     ):
         assert f"| {', '.join(f'`{name}`' for name in names)} | {values} |" in page
     assert held.memory_step_s == 0.8e-6
-    assert f"$\\ell$ of a GEMM bound by arithmetic | {contention.CLUSTERED:g} |" in page
+    assert f"$\\ell$ of a GEMM bound by arithmetic | {estimate.CLUSTERED:g} |" in page
     for label, most in (
         ("NVLS, within a node and across; `nccl-symmetric`", held.nvls_channels),
-        ("`multimem`, `fused-norm`", contention.MULTIMEM_BLOCKS),
-        ("DeepEP", contention.DEEPEP_SMS),
+        ("`multimem`, `fused-norm`", estimate.MULTIMEM_BLOCKS),
+        ("DeepEP", estimate.DEEPEP_SMS),
     ):
         assert f"| {label} | any size takes all | {most:g} |" in page
 

@@ -1,4 +1,4 @@
-"""Every law says in its first line what it keeps, and stands on the page of this project's developers."""
+"""Every law says in its first line what it keeps, and is named on the page of this project's developers."""
 
 from tests.support.laws import PAGE, laws, with_laws
 
@@ -11,4 +11,4 @@ def test_the_page_lists_them() -> None:
     """`python -m tests.support.laws` refreshes it."""
     page = PAGE.read_text("utf-8")
     assert page == with_laws(page)
-    assert all(law.text in page for law in laws())
+    assert all(f"`{law.name}`" in page for law in laws())

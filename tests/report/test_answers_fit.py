@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from ladder_sim import Scenario, advise, breakeven, compare, sensitivity, sweep, versus
+from ladder_sim import Scenario, advise, breakeven, compare, predict, sensitivity, sweep, versus
 from ladder_sim.answer import Answer
 from ladder_sim.report.report import LINES, WIDTH
 from tests.support.commands import run
 
-SERVED = {"model": "70b", "stack": "vllm", "concurrency": 64}
+SERVED: dict[str, Any] = {"model": "70b", "stack": "vllm", "concurrency": 64}
 VERSUS: dict[str, dict[str, Any]] = {
     "served": {"scenario": Scenario(**SERVED)},
     "nothing is clearly faster": {"scenario": Scenario(model="70b", cluster="l40s-pcie", stack="gpt-fast", gen=16)},
@@ -242,3 +242,10 @@ def test_options_that_were_named_have_their_rows() -> None:
     shown = lines_of(answer)
     for name in ("ladder", "partial:2", "desync:4"):
         assert any(line.startswith(name) for line in shown), name
+
+
+@pytest.mark.parametrize("model", ["qwen3-235b", "gpt-oss-120b"])
+def test_the_error_of_the_nearest_servings_has_room(model: str) -> None:
+    """Where all of the evidence has no room, the first sentence of it is the error."""
+    predictions = predict(model=model, cluster="h200-sxm", stack="vllm", concurrency=32)
+    assert "left-out error TPOT" in " ".join(lines_of(predictions))

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from ladder_sim import Trace, validate
+from ladder_sim.analysis.compare import compare
 from ladder_sim.answer import Answer
+from ladder_sim.errors import UsageError
 from ladder_sim.report.report import LINES, WIDTH
 from ladder_sim.serving.requests.results import read_results
 from ladder_sim.traces.trace import Rewired
@@ -157,3 +159,12 @@ def test_the_command_prints_what_python_does() -> None:
         assert run("trace", *command, "--explain").out == f"{answer.explain()}\n"
     assert isinstance(answer := Trace(H100).predict(), Rewired)
     assert answer["ladder"].speedup == pytest.approx(1.28, abs=0.005)
+
+
+def test_what_is_one_is_not_compared_and_what_is_modelled_alike_says_so() -> None:
+    for alike in (["h100-sxm", "H100-SXM"], ["vllm", "vllm"]):
+        with pytest.raises(UsageError, match=f"{alike[0]} and {alike[1]} are one"):
+            compare(names=alike, model="8b")
+    answer = " ".join(str(compare(names=["vllm", "vllm@0.32"], model="8b")).split())
+    assert "nothing in the model tells vllm from vllm@0.32: their figures are equal" in answer
+    assert "nothing in the model" not in str(compare(names=["vllm", "vllm@0.8.1"], model="8b"))

@@ -71,7 +71,7 @@ def test_axes_keep_the_unit_that_was_typed() -> None:
         assert drawn.layout.xaxis.title.text == "inter.allreduce_floor (ns)"
         assert all(mark.text[0].endswith(" ns") for mark in drawn.data[1:])
     scenario = Scenario(model="405b", nodes=2, overrides={"inter.allreduce_floor": "40000ns"})
-    bars = tornado_figure(sensitivity(scenario, ["ladder"]), "ladder", 0.1).data[0].y
+    bars = tornado_figure(sensitivity(scenario, ["ladder"]), "ladder", "").data[0].y
     assert "inter.allreduce_floor (40000 ns)" in bars
 
 
@@ -171,7 +171,7 @@ def test_breakeven_marks_its_crossings_in_the_axis_unit() -> None:
 
 def test_the_tornado_shows_both_changes_heaviest_first() -> None:
     sensitivities = sensitivity(Scenario(model="405b", nodes=2), ["ladder"])
-    lower, higher = tornado_figure(sensitivities, "ladder", 0.1).data
+    lower, higher = tornado_figure(sensitivities, "ladder", "").data
     widest = [max(abs(low), abs(high)) for low, high in zip(lower.x, higher.x, strict=True)]
     assert widest == sorted(widest, reverse=True)
     heaviest = max(sensitivities, key=lambda item: item.widest("ladder")).responses["ladder"]
@@ -238,7 +238,7 @@ def _figures() -> dict[str, Callable[[], go.Figure]]:
         "breakdown": lambda: breakdown_figure(scenario, predict(scenario)),
         "timeline": lambda: timeline_figure(scenario, predict(scenario)),
         "breakeven": lambda: breakeven_figure(breakeven(None, "intra.allreduce_floor", **SMALL)),
-        "tornado": lambda: tornado_figure(sensitivity(scenario), "ladder", 0.1),
+        "tornado": lambda: tornado_figure(sensitivity(scenario), "ladder", ""),
         "pareto": lambda: pareto_figure(advise(model="8b")),
         "versus": lambda: versus_figure(versus(scenario, "ladder")),
         "winners": lambda: winners_figure(_winners()),

@@ -462,7 +462,9 @@ def test_a_variant_without_the_sums_that_a_model_normalises(
 
 @pytest.mark.parametrize("variant", ["standard", "ladder:2", "hybrid-ladder:1", "farskip", "upper-bound"])
 def test_a_variant_with_the_sums_is_taken(variant: str) -> None:
-    ModelConfig.from_hf(TINY | {"model_type": "olmo2"}).check_wiring(lay_out(variant, 2), 2)
+    config = ModelConfig.from_hf(TINY | {"model_type": "olmo2"})
+    assert config.norms_behind
+    config.check_wiring(lay_out(variant, 2), 2)
 
 
 @pytest.mark.parametrize(

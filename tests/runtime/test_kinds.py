@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from ladder_sim.errors import InfeasibleError, UsageError
+from ladder_sim.hf.config import Yarn
 from ladder_sim.hf.feed_forward import Routing
-from ladder_sim.hf.rope import Yarn
 from ladder_sim_runtime.checkpoint.tensors import tensor_shapes
 from ladder_sim_runtime.comm.base import Communicator
 from ladder_sim_runtime.config import EngineConfig, ModelConfig

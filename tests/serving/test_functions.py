@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from ladder_sim import Scenario, capacity, serve
-from ladder_sim.answer import Answer
 from ladder_sim.errors import UsageError
 from ladder_sim.serving import SLO, Lengths, Request, Trace
 from ladder_sim.specs.settings import Overrides
@@ -20,15 +19,14 @@ LOAD: dict[str, Any] = {"prompt": 400, "gen": "uniform:10:60", "requests": 40}
 LOAD_FLAGS = ("--prompt", "400", "--gen", "uniform:10:60", "--requests", "40")
 
 
-def same(answer: Answer, *command: str) -> None:
-    """The command prints the answer."""
-    assert json.loads(run(*command, *FLAGS, *LOAD_FLAGS).out) == answer.to_dict()
+def printed(*command: str) -> Any:
+    return json.loads(run(*command, *FLAGS, *LOAD_FLAGS).out)
 
 
 def test_serve_gives_what_the_command_gives() -> None:
     served = serve(EIGHT, rate=20.0, slo={"ttft_p95_s": 0.5}, usd_per_gpu_hour=2.0, seeds=2, **LOAD)
     flags = ("--rate", "20", "--slo", "ttft_p95=500ms", "--price", "2", "--seeds", "2")
-    same(served, "serve", *flags)
+    assert served.to_dict() == printed("serve", *flags)
     ladder = served["ladder"]
     assert ladder.usd_per_Mtoken.low < ladder.usd_per_Mtoken.value < ladder.usd_per_Mtoken.high
     assert ladder.tpot_p95_s is ladder.figures["tpot_p95_s"]
@@ -63,13 +61,13 @@ def test_rare_options_are_the_command_s() -> None:
     )
     rare = (*rare, "prefill_replicas=1", "prefill_tp=1")
     words = ("serve", "--dp", "2", "--rate", "20", "--variant", "standard", "--seeds", "1")
-    same(served, *words, *(word for each in rare for word in ("--set", each)))
+    assert served.to_dict() == printed(*words, *(word for each in rare for word in ("--set", each)))
 
 
 def test_capacity_gives_what_the_command_gives() -> None:
     need = capacity(EIGHT, rate=200.0, slo="tpot_p95=8ms", pp=1, seeds=1, usd_per_gpu_hour=2.0, **LOAD)
     flags = ("--rate", "200", "--slo", "tpot_p95=8ms", "--pp", "1", "--seeds", "1", "--price", "2")
-    same(need, "capacity", *flags)
+    assert need.to_dict() == printed("capacity", *flags)
 
 
 @pytest.mark.parametrize("tp", [2, [2], "2"], ids=str)
@@ -132,3 +130,12 @@ def test_bounds_are_text_or_seconds_by_name() -> None:
     typed = SLO.parse("ttft_p95=500ms,tpot_mean=30ms")
     for given in ({"ttft_p95_s": 0.5, "tpot_mean_s": 0.03}, {"ttft_p95": "500ms", "tpot_mean_s": "30ms"}, typed):
         assert SLO.read(given) == typed
+
+
+@pytest.mark.parametrize(("requests", "few"), [(40, True), (319, True), (320, False)])
+def test_fewer_requests_than_a_steady_load_needs_are_said(requests: int, few: bool) -> None:
+    """Regression: of 400 requests a million were "in flight"."""
+    served = serve(Scenario(model="8b", tp=1, stack="vllm"), concurrency=64, requests=requests, seeds=1)
+    text = f"{requests} requests are few for 64 in flight: most meet a server that fills or empties; raise --requests"
+    assert any(each.startswith(text) for each in served.cautions) == few
+    assert bool(served.too_few) == few

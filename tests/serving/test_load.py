@@ -4,7 +4,6 @@ import csv
 import io
 import itertools
 import json
-import re
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -26,7 +25,6 @@ from ladder_sim.serving import (
 )
 from ladder_sim.serving.replicas.simulation import _System
 from ladder_sim.serving.sizing.search import Search
-from tests.conftest import REPO
 from tests.support.commands import run
 from tests.support.predict_one import predict_one
 from tests.support.replicas import capacity, keywords, outcomes
@@ -358,29 +356,6 @@ def test_requests_that_have_no_room_are_refused() -> None:
     tight = scenario(overrides={"stack.serving_reserve_bytes": "70GB"})
     with pytest.raises(MemoryFitError, match="a request has 100010"):
         outcomes(tight, Traffic(rate=1.0, requests=3, **lengths))
-
-
-def test_the_page_has_every_key_of_a_row(tmp_path: Path) -> None:
-    table = (REPO / "docs" / "load.md").read_text("utf-8").partition("| key of a row |")[2].partition("\n\n")[0]
-    cells = [row.split("|")[1:4] for row in table.splitlines()[2:]]
-    rows = {name: (of.strip(), ends.strip()) for names, of, ends in cells for name in re.findall(r"`(\w+)`", names)}
-    load, price = ("--rate=20", "--requests=40", "--gen=8", "--json", "--slo=tpot_p95=1s"), "--price=2"
-    keys = {
-        command: set(json.loads(run(command, *FLAGS[:6], *more, *load, price).out)["rows"][0])
-        for command, more in (("serve", ("--seeds=2",)), ("capacity", ("--seeds=1", "--pp=1")))
-    }
-    for command, names in keys.items():
-        shown = {
-            name + end
-            for name, (of, ends) in rows.items()
-            if of in ("both", f"`{command}`")
-            for end in (("", "_low", "_high") if ends == "yes" or command in ends else ("",))
-        }
-        if command == "serve":
-            names = {re.sub(r"(ttft|tpot|itl|e2e)_(mean|p\d+)_s", "METRIC_PERCENTILE_s", name) for name in names}
-            gained = {re.sub("^gain_.*?(_low|_high|)$", r"gain_NAME\1", name) for name in names if name[:5] == "gain_"}
-            names = gained | {name for name in names if name[:5] != "gain_"}
-        assert names == shown
 
 
 @pytest.mark.parametrize(

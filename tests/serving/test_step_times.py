@@ -144,7 +144,7 @@ def test_drafted_tokens_are_rows_but_read_nothing() -> None:
 def test_an_idle_system_takes_what_predict_says(variant: str) -> None:
     # the power that prompts leave to each other is another in a static batch
     given = scenario(gen=2)
-    cold = with_overheads(given, sustained_share=1.0)
+    cold = with_overheads(given, sustained_rate=1.0)
     alone = predict(given, [variant], profile=cold)[variant]
     times = StepTimes.of(given, variant, profile=cold, limits=LIMITS)
     assert times.seconds(prefill=[(1024, 0)]) == pytest.approx(alone.ttft_s, rel=0.02)

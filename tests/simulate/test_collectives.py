@@ -8,7 +8,7 @@ import networkx as nx
 import pytest
 
 from ladder_sim import Scenario, predict
-from ladder_sim.simulate.collectives import Collective
+from ladder_sim.simulate.breakdown import Collective
 from tests.support.graphs import build
 
 VARIANTS = ["standard", "parallel", "ladder", "hybrid-ladder:4", "desync:3", "upper-bound"]

@@ -22,7 +22,7 @@ from tests.support.named_costs import EVERY_LAYER
 from tests.support.scenarios import VARIANTS
 
 RTOL = 1e-9
-EAGER = {"stack.cuda_graphs": "off"}
+EAGER = {"stack.cuda_graphs": "off", "stack.python_launch": "0"}
 GRAPHS = {"stack.cuda_graphs": "all"}
 # of every shipped stack
 LAUNCH_S = 5e-6
@@ -42,8 +42,9 @@ def step(
     engine: Engine = "fast",
     keep: int = FIRST_PERIODS,
 ) -> ForwardPass:
+    """A pass on GPUs that no power limit slows: whatever they wait for would cool them."""
     scenario = Scenario(model=model, stack=stack, tp=8, variant=variant, batch=batch, overrides=settings)
-    costs = KernelCosts(scenario, replace(load_profile("h100-sxm"), overheads=overheads))
+    costs = KernelCosts(scenario, replace(load_profile("h100-sxm"), overheads={"sustained_rate": 1.0, **overheads}))
     return simulate(scenario, phase, 1025 if phase == "decode" else 1024, costs, engine=engine, keep=keep)
 
 
@@ -108,11 +109,7 @@ def test_predictions_name_launches() -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_large_models_prefill_is_not_launch_bound(variant: str) -> None:
     """The CPU runs ahead: only the first launch is waited for."""
-    # whatever a GPU waits for cools it
-    cold = {"sustained_share": 1.0}
-    graph, eager = (
-        step("prefill", model="70b", variant=variant, settings=settings, overheads=cold) for settings in (GRAPHS, EAGER)
-    )
+    graph, eager = (step("prefill", model="70b", variant=variant, settings=settings) for settings in (GRAPHS, EAGER))
     assert eager.seconds == pytest.approx(graph.seconds + LAUNCH_S, rel=RTOL)
     assert eager.breakdown.limits_s["launches"] == pytest.approx(LAUNCH_S, rel=RTOL)
 
@@ -161,7 +158,7 @@ def test_a_graphs_launch_is_paid_once_per_token() -> None:
             Scenario(model="8b", gen=17, overrides=GRAPHS),
             ["standard"],
             # a launch that is waited for cools the GPU
-            profile=replace(load_profile("h100-sxm"), overheads={"sustained_share": 1.0, **overheads}),
+            profile=replace(load_profile("h100-sxm"), overheads={"sustained_rate": 1.0, **overheads}),
         )["standard"]
         for overheads in ({}, {"graph_launch_s": 30e-6})
     )
@@ -202,8 +199,8 @@ def alone(forward: ForwardPass) -> ForwardPass:
 def test_ladder_hides_waits_behind_what_it_overlaps() -> None:
     """Of all that its blocks wait for it has that of the last, which has nothing to hide behind."""
     added_s = {}
-    # the same all-reduces in every wiring, and whatever a GPU waits for cools it
-    alike, cold = {**GRAPHS, "stack.rewired_allreduce": "auto"}, {"sustained_share": 1.0}
+    # the same all-reduces in every wiring
+    alike = {**GRAPHS, "stack.rewired_allreduce": "auto"}
     for variant in ("standard", "ladder", "upper-bound"):
         without_s, launched_s = (
             # an all-reduce that starts later runs next to other kernels, which lose more or less to it
@@ -213,7 +210,6 @@ def test_ladder_hides_waits_behind_what_it_overlaps() -> None:
                     model="70b",
                     variant=variant,
                     settings={**alike, "stack.collective_launch": wait},
-                    overheads=cold,
                 )
             ).seconds
             for wait in ("0", "10 us")

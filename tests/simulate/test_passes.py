@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ladder_sim.costs.estimate import CostModel
-from ladder_sim.costs.kernels import KernelCosts
+from ladder_sim.costs.kernels import CostModel, KernelCosts
 from ladder_sim.graph.ops import COLLECTIVE_KINDS
 from ladder_sim.kernels import Phase
 from ladder_sim.simulate.passes import ForwardPass, simulate

@@ -15,7 +15,7 @@ from ladder_sim.des.scan import evaluation_order, scan
 from ladder_sim.des.timeline import Timeline
 from ladder_sim.graph.ops import PassInputs
 from ladder_sim.graph.pass_kernels import PassKernels
-from ladder_sim.graph.techniques.forms import form, rewrites_of
+from ladder_sim.graph.techniques import form, rewrites_of
 from ladder_sim.kernels import CollectiveShape, Phase, Sizes
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.simulate.lower import COMM, COMPUTE
@@ -107,7 +107,7 @@ def test_requests_in_flight(name: str) -> None:
 
 def test_one_expert_is_a_dense_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """But for a router without a choice; without power limits, and floors of kernels, which are not as many."""
-    monkeypatch.setattr("ladder_sim.costs.hardware.SUSTAINED_SHARE", 1.0)
+    monkeypatch.setattr("ladder_sim.costs.hardware.SUSTAINED_RATE", 1.0)
     dense = catalog.model("8b")
     sparse = dataclasses.replace(dense, experts=1, experts_per_token=1, expert_intermediate=dense.intermediate)
     floors = {"gpu.kernel": "1e-21 s"}

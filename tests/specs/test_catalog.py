@@ -157,8 +157,7 @@ def test_catalog_page_lists_everything() -> None:
     # an engine's profile has the GPU's name before its own
     engines = tuple(f"-{name}" for name in catalog.stack_names())
     profiles = [name for name in shipped_profiles() if not any(engine in name for engine in engines)]
-    # clusters are shown as the command lists them (`tests.support.shown`)
-    for name in (*catalog.model_names(), *profiles, *SWEEPS):
+    for name in (*catalog.model_names(), *catalog.cluster_names(), *profiles, *SWEEPS):
         assert f"`{name}`" in page, name
 
 

@@ -22,6 +22,13 @@ def test_by_default_tensor_parallelism_takes_every_gpu() -> None:
     assert Scenario(model="qwen3-30b-a3b", attention_dp=8, ep=8, batch=8).plan == Plan(attention_dp=8, ep=8)
 
 
+def test_by_default_eight_gpus_of_a_larger_node_share_a_model() -> None:
+    """Regression: no model could be asked on `gb200-nvl72` without --tp, because none divides by 72."""
+    assert Scenario(model="70b", cluster="gb200-nvl72").plan.gpus == 8
+    assert Scenario(model="70b", cluster="gb200-nvl72", pp=2).plan == Plan(tp=4, pp=2)
+    assert Scenario(model="70b", cluster="gb200-nvl72", gpus_per_node=16).plan.tp == 16
+
+
 def test_ranks_of_a_stage_share_attention_and_experts() -> None:
     plan = Plan(tp=2, attention_dp=4, ep=4, pp=2, dp=3)
     assert (plan.ranks, plan.expert_tp, plan.replica_gpus, plan.gpus) == (8, 2, 16, 48)

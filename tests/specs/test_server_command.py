@@ -107,3 +107,18 @@ def test_flags_go_before_it_and_what_is_ignored_is_named() -> None:
     assert "starts no server that is known" in run("predict", "--as", "").err
     # plans are searched where none is asked for
     assert "20 plans" in run("advise", "--as", "vllm serve Qwen/Qwen3-32B", "--concurrency", "8").out
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--model 70b --tp 8", ["model is 70b, as its flag says; --as says meta-llama/Llama-3.1-8B", "tp is 8, as"]),
+        ("--stack sglang --dtype bf16", ["stack is sglang, as its flag says; --as says vllm", "dtype is bf16, as"]),
+        ("--model 8b --tp 4 --stack vllm --dtype fp8", []),
+    ],
+)
+def test_a_flag_that_contradicts_the_command_line_is_said(flags: str, said: list[str]) -> None:
+    line = "vllm serve meta-llama/Llama-3.1-8B -tp 4 --quantization fp8"
+    answer = " ".join(run("predict", "--as", line, *flags.split(), "--explain").out.split())
+    assert [text for text in said if text not in answer] == []
+    assert ("as its flag says" in answer) == bool(said)

@@ -469,3 +469,9 @@ def test_another_precision_is_not_suggested() -> None:
     with pytest.raises(UnknownNameError) as caught:
         Scenario(dtype="fp6")
     assert caught.value.hint == "known: bf16, fp16, fp8, fp8-block, fp8-dynamic, mxfp4, nvfp4, w4a16"
+
+
+def test_links_slower_than_any_network_are_numbers_in_another_unit() -> None:
+    """Regression: 900b/s for 900 GB/s made TPOT 6,272 s."""
+    with pytest.raises(SpecError, match=r"'intra': bandwidth_Bps is 112\.5: must be a number from 100000"):
+        Scenario(model="8b", tp=2, overrides={"intra.bandwidth": "900b/s"})

@@ -29,7 +29,7 @@ from ladder_sim.serving.engine.speculation import Speculation
 from ladder_sim.serving.intervals import SHARES
 from ladder_sim.serving.requests.slo import METRICS, PERCENTILES
 from ladder_sim.serving.requests.traffic import Traffic
-from ladder_sim.simulate.collectives import Collective
+from ladder_sim.simulate.breakdown import Collective
 from ladder_sim.simulate.ranks import Unevenness
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.plan import Plan

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ladder_sim.hf.rope import RopeScaling
+from ladder_sim.hf.config import RopeScaling
 from ladder_sim.wirings.layout import lay_out
 from ladder_sim_runtime.assemble import TORCH_DTYPES, load
 from ladder_sim_runtime.comm.base import Communicator

@@ -19,9 +19,9 @@ from ladder_sim.des.shared import Demand
 from ladder_sim.graph.ops import Op
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.simulate.passes import simulate
-from ladder_sim.traces.contention import Contention
 from ladder_sim.traces.iterations import choose_step
 from ladder_sim.traces.load import load
+from ladder_sim.traces.replay import Contention
 from ladder_sim.traces.whatif import with_gaps
 from ladder_sim.traces.wirings import predict_variants
 from tests.conftest import DATA

@@ -7,7 +7,7 @@ import networkx as nx
 
 from ladder_sim.graph.ops import Op, PassInputs
 from ladder_sim.graph.pass_kernels import PassKernels, pass_ops
-from ladder_sim.graph.techniques.forms import form, rewrites_of
+from ladder_sim.graph.techniques import form, rewrites_of
 from ladder_sim.kernels import Phase
 from ladder_sim.specs.scenario import Scenario
 

@@ -1,9 +1,10 @@
 """Laws: what every answer keeps, as properties over random inputs, in tests/laws.
 
-``python -m tests.support.laws`` lists them on docs/development.md, each with the number of its examples.
+``python -m tests.support.laws`` names them on docs/development.md, each with the number of its examples.
 """
 
 import ast
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -45,6 +46,8 @@ def algorithms(step: ForwardPass) -> set[str]:
 class Law(NamedTuple):
     """One law as its file states it."""
 
+    file: str
+    name: str
     text: str
     examples: int
 
@@ -57,14 +60,18 @@ def laws() -> Iterator[Law]:
             for call in calls:
                 if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "law":
                     assert isinstance(node, ast.FunctionDef)
-                    text = (ast.get_docstring(node) or node.name).split("\n\n")[0].replace("\n", " ")
-                    yield Law(text, ast.literal_eval(call.keywords[0].value))
+                    text = (ast.get_docstring(node) or "").split("\n\n")[0].replace("\n", " ")
+                    examples = ast.literal_eval(call.keywords[0].value)
+                    yield Law(path.stem, node.name.removeprefix("test_"), text, examples)
 
 
 def with_laws(page: str) -> str:
     """Return a page with the current laws in its table of them."""
-    rows = "".join(f"| {each.examples:,} | {each.text} |\n" for each in laws())
-    return re.sub(r"(?m)(^\| examples \| law \|\n.*\n)(?:\|.*\n)*", lambda head: head[1] + rows, page)
+    rows = "".join(
+        f"| `{file}` | {', '.join(f'`{each.name}` {each.examples:,}' for each in members)} |\n"
+        for file, members in itertools.groupby(laws(), lambda each: each.file)
+    )
+    return re.sub(r"(?m)(^\| file \| laws .*\|\n.*\n)(?:\|.*\n)*", lambda head: head[1] + rows, page)
 
 
 if __name__ == "__main__":

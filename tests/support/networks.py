@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from ladder_sim.costs.collectives.network import Network
-from ladder_sim.costs.collectives.times import CollectiveTimes
+from ladder_sim.costs.estimate import CollectiveTimes
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.specs import catalog

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ladder_sim.hf.rope import Yarn
+from ladder_sim.hf.config import Yarn
 from ladder_sim_runtime.checkpoint.tensors import tensor_shapes
 from ladder_sim_runtime.checkpoint.weights import random_weights
 from ladder_sim_runtime.config import ModelConfig

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ladder_sim.hf.config import RopeScaling, Yarn
 from ladder_sim.hf.feed_forward import Routing
-from ladder_sim.hf.rope import RopeScaling, Yarn
 from ladder_sim.wirings.layout import lay_out
 from ladder_sim_runtime.checkpoint.weights import fill, random_weights
 from ladder_sim_runtime.comm.base import Communicator

@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 
 from ladder_sim.traces.blocks import Cover, cover, find_passes
-from ladder_sim.traces.contention import Contention
 from ladder_sim.traces.graph import TraceGraph
 from ladder_sim.traces.iterations import choose_step
 from ladder_sim.traces.kineto.kinds import LIBRARIES, kernel_kind
 from ladder_sim.traces.load import load
-from ladder_sim.traces.replay import replay
+from ladder_sim.traces.replay import Contention, replay
 from ladder_sim.traces.summary import module_totals
 from ladder_sim.traces.whatif import scale, without_launch_gaps
 from ladder_sim.traces.wirings import predict_variants

@@ -10,8 +10,8 @@ from ladder_sim.traces.blocks import Cover, cover, find_passes
 from ladder_sim.traces.graph import TraceGraph
 from ladder_sim.traces.load import load
 from ladder_sim.traces.replay import replay
-from ladder_sim.traces.rewire import rewire
 from ladder_sim.traces.whatif import without_communication
+from ladder_sim.traces.wirings import rewire
 from tests.support.trace_files import BLOCK, COMM, COMPUTE, KERNEL_US, REDUCE_US, Ahead, TraceFile, tensor_parallel
 
 US = 1e-6

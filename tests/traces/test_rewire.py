@@ -20,8 +20,7 @@ from ladder_sim.traces.graph import TraceGraph
 from ladder_sim.traces.iterations import choose_step, step_position
 from ladder_sim.traces.load import load
 from ladder_sim.traces.replay import from_timeline, replay, simulate
-from ladder_sim.traces.rewire import rewire
-from ladder_sim.traces.wirings import predict_variants
+from ladder_sim.traces.wirings import predict_variants, rewire
 from tests.support.trace_files import COMM, COMPUTE, KERNEL_US, LAYERS, REDUCE_US, TraceFile, tensor_parallel
 
 US = 1e-6
@@ -38,7 +37,7 @@ def predicted(variant: str, phase: Phase, stack: str) -> TraceGraph:
     scenario = Scenario(model="8b", tp=8, batch=4, stack=stack, variant=variant, overrides=ALIKE)
     hardware = Hardware.of(scenario)
     # at the clocks that the GPU has in standard
-    hardware = replace(hardware, stack=replace(hardware.stack, sustained_share=1.0))
+    hardware = replace(hardware, stack=replace(hardware.stack, sustained_rate=1.0))
     costs = KernelCosts(scenario, None, hardware)
     schedule, program = passes.simulate(scenario, phase, 1100, costs).lowered(scenario.model.layers)
     program = replace(program, device=None, tasks=tuple(task._replace(demand=NOTHING) for task in program.tasks))

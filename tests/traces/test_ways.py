@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from ladder_sim.costs.contention import memory_steps
+from ladder_sim.costs.estimate import memory_steps
 from ladder_sim.errors import UsageError
 from ladder_sim.traces.blocks import find_passes
-from ladder_sim.traces.contention import GLOO_BYTE_S, GLOO_MESSAGE_S, Contention, default_contention
 from ladder_sim.traces.graph import Collective, Lane, TraceGraph, TraceOp
 from ladder_sim.traces.iterations import choose_step
 from ladder_sim.traces.load import load
-from ladder_sim.traces.replay import replay, simulate
+from ladder_sim.traces.replay import GLOO_BYTE_S, GLOO_MESSAGE_S, Contention, default_contention, replay, simulate
 from ladder_sim.traces.whatif import without_communication
 from ladder_sim.traces.wirings import predict_variants
 from tests.conftest import DATA

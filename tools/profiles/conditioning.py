@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ladder_sim.closed_loop.step import LIMITS
-from ladder_sim.conditioning import ELSEWHERE_SD, FACTORS, INTERVAL_SD, explained, responses, width
+from ladder_sim.conditioning import ELSEWHERE_SD, FACTORS, INTERVAL_SD, posterior, responses, width
 from ladder_sim.errors import LadderSimError
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.validation.serving_table import Serving, read_servings
@@ -25,7 +25,7 @@ class Row(NamedTuple):
     """A measured serving."""
 
     serving: Serving
-    apart: float
+    log_error: float
     """Logarithm of its time per token over the prediction."""
     by_factor: NDArray[Any]
     """What each factor changes in that."""
@@ -57,14 +57,16 @@ def errors(rows: Sequence[Row], *, same_plan: bool) -> tuple[list[float], list[f
     before, after, inside = [], [], []
     for members in servers.values():
         for given in members:
-            moved, left = explained(np.array([given.apart]), given.by_factor[None, :], [ELSEWHERE_SD["tpot_s"]])
+            log_factors, covariance = posterior(
+                np.array([given.log_error]), given.by_factor[None, :], [ELSEWHERE_SD["tpot_s"]]
+            )
             for row in members:
                 if row is given or (row.serving.setup.plan == given.serving.setup.plan) != same_plan:
                     continue
-                before.append(abs(math.expm1(-row.apart)))
-                log_error = float(row.by_factor @ moved) - row.apart
+                before.append(abs(math.expm1(-row.log_error)))
+                log_error = float(row.by_factor @ log_factors) - row.log_error
                 after.append(abs(math.expm1(log_error)))
-                inside.append(abs(log_error) <= width(row.by_factor, left, INTERVAL_SD))
+                inside.append(abs(log_error) <= width(row.by_factor, covariance, INTERVAL_SD))
     return before, after, inside
 
 

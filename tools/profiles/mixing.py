@@ -25,7 +25,7 @@ from ladder_sim.hf.attention import Index, Mla
 from ladder_sim.hf.mixer import Attend, Linear, Mixer
 from ladder_sim.hf.quantization import KvDType
 from ladder_sim.kernels import TABLE_KINDS, Gpu, Kind, SparseShape
-from ladder_sim.kernels.sparse import LEAST_EARLIER
+from ladder_sim.kernels.attention import LEAST_EARLIER
 from ladder_sim.specs.scenario import Scenario
 from tools.profiles import package
 from tools.profiles.aiconfigurator import make_table, of_engine

@@ -1,16 +1,16 @@
 """`crosscheck`: predict every wiring from measurements of this machine, run them all, and compare."""
 
 import argparse
-import json
 import math
 import sys
 from pathlib import Path
 from typing import Any
 
+from ladder_sim.cli.output import check_result_file, write, write_result
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.errors import UsageError
 from ladder_sim.specs.arguments import ARGUMENTS
-from ladder_sim.system.files import check_folder, write_file
+from ladder_sim.system.files import check_folder
 from ladder_sim.values import whole
 from ladder_sim_calibration.measure.command import require_torch
 from ladder_sim_calibration.options import add_passes, passes_of, words
@@ -68,8 +68,7 @@ def add_to(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    if options.save and not options.json and options.save.suffix.lower() not in (".json", ".txt"):
-        raise UsageError(f"--save '{options.save}': must end in .json or .txt", hint="or add --json")
+    check_result_file(options.save, json=options.json)
     check_folder("--html", options.html)
     check_folder("--save", options.save)
     check_folder("--out", options.out)
@@ -123,22 +122,9 @@ def _share(text: str) -> float:
 
 def _show(result: dict[str, Any], options: argparse.Namespace) -> int:
     """Write the result in the chosen format; return the exit code."""
-    from ladder_sim.report import console
     from ladder_sim.report.crosscheck import crosscheck_page, crosscheck_report
 
     if options.html:
-        write_file(options.html, crosscheck_page(result))
-        print(f"written: {options.html}", file=sys.stderr)
-    if options.json or (options.save and options.save.suffix.lower() == ".json"):
-        text = json.dumps(result, indent=1) + "\n"
-    elif options.save:
-        text = console.to_text(crosscheck_report(result))
-    else:
-        text = ""
-        console.show(crosscheck_report(result))
-    if options.save:
-        write_file(options.save, text)
-        print(f"written: {options.save}", file=sys.stderr)
-    else:
-        print(text, end="")
+        write(crosscheck_page(result), options.html)
+    write_result(result, crosscheck_report(result), options.save, json=options.json)
     return int(options.gate and any(row["beyond"] for row in result["rows"]))

@@ -1,8 +1,7 @@
 """One cross-check from start to end: what runs, what is compared and judged by bounds, and the result as JSON."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from typing import Any
 
@@ -19,24 +18,15 @@ from ladder_sim_runtime.environment import environment
 NAMES = {"ttft_s": "prefill", "tpot_s": "decode", "request_s": "request", "speedup": "speedup"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
-    """Largest errors allowed."""
-
-    latency: float
-    """Largest error of prefill and decode of every variant, as a share."""
-    speedup: float
-    """Largest error of the speedup of every variant but the upper bound, as a share."""
-
-    def of(self, row: Compared) -> float | None:
-        """Return the bound on the error of a row, as a fraction; None if the row is not judged."""
-        if row.quantity == "request_s" or (row.quantity == "speedup" and row.variant == "upper-bound"):
-            return None
-        return self.speedup if row.quantity == "speedup" else self.latency
+# largest errors allowed, by backend and quantity, as shares: the latencies of an emulated link are known exactly
+BOUNDS: Mapping[str, Mapping[str, float]] = {
+    "emulate": {"ttft_s": 0.10, "tpot_s": 0.10, "speedup": 0.05},
+    "gloo": {"ttft_s": 0.15, "tpot_s": 0.15, "speedup": 0.08},
+}
 
 
 def compare(
-    observed: Observations, profile: CalibrationProfile, variants: Sequence[str], bounds: Bounds
+    observed: Observations, profile: CalibrationProfile, variants: Sequence[str], bounds: Mapping[str, float]
 ) -> Iterator[tuple[str, Compared, float | None]]:
     """Compare every quantity of every run: link, row, and its bound; None: it is not judged, or was fitted to.
 
@@ -52,11 +42,8 @@ def compare(
         predicted = {variant: times_of(observed.scenario, variant, on) for variant in requests}
         for row in compare_requests(requests, predicted, min(1, len(steps(observed.scenario, "decode")))):
             fitted = link == observed.calibration_link and row.variant == "standard"
-            yield link, row, None if fitted else bounds.of(row)
-
-
-# by backend; the latencies of an emulated link are known exactly
-BOUNDS = {"emulate": Bounds(latency=0.10, speedup=0.05), "gloo": Bounds(latency=0.15, speedup=0.08)}
+            limit = row.quantity == "speedup" and row.variant == "upper-bound"
+            yield link, row, None if fitted or limit else bounds.get(row.quantity)
 
 
 def cross_check(experiment: Experiment) -> tuple[dict[str, Any], CalibrationProfile] | None:
@@ -77,7 +64,7 @@ def cross_check(experiment: Experiment) -> tuple[dict[str, Any], CalibrationProf
     backend = experiment.links.backend
     in_place = in_place_entry(profile.in_place) if profile.in_place else {}
     result = SCHEMA.marked(
-        run={**_run_fields(experiment), "rounds": experiment.rounds},
+        run=_run_fields(experiment),
         environment={**environment(), "load": observed.load},
         fitted={"kernels": len(in_place["kernels"]), "waits": in_place["waits"]},
         rows=[
@@ -98,18 +85,15 @@ def cross_check(experiment: Experiment) -> tuple[dict[str, Any], CalibrationProf
 
 def _run_fields(experiment: Experiment) -> dict[str, Any]:
     """Return the fields that describe what ran: model, sizes, stack and precision."""
-    scenario, work = experiment.scenario, experiment.scenario.workload
+    scenario = experiment.scenario
     return {
         "model": scenario.model.name,
-        "layers": scenario.model.layers,
-        "hidden": scenario.model.hidden,
-        "vocab": scenario.model.vocab,
+        **{name: getattr(scenario.model, name) for name in ("layers", "hidden", "vocab")},
         "stack": scenario.stack.name,
         "tp": scenario.plan.tp,
-        "batch": work.batch,
-        "prompt": work.prompt,
-        "gen": work.gen,
+        **{name: getattr(scenario.workload, name) for name in ("batch", "prompt", "gen")},
         "backend": experiment.links.backend,
         "threads": experiment.threads,
         "shares": list(experiment.shares) if experiment.links.backend == "emulate" else [],
+        "rounds": experiment.rounds,
     }

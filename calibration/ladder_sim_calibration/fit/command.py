@@ -3,8 +3,7 @@
 import argparse
 import csv
 import sys
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.errors import ProfileError, UsageError
 from ladder_sim.system.files import write_file
-from ladder_sim_calibration.fit.overlap import MEASURED, Loss
+from ladder_sim_calibration.fit.overlap import MEASURED
 from ladder_sim_calibration.fit.profile import MAX_MEDIAN_ERROR, FittedProfile, make_profile
 from ladder_sim_calibration.fit.samples import SampleStore, medians
 from ladder_sim_calibration.fit.tables import curve_of, curves_in, tables_in
@@ -96,10 +95,12 @@ def report(fitted: FittedProfile) -> Iterator[str]:
         yield f"{slowdown.pair}, {kernel}: {np.median(ratios):.2f} times as long, {len(ratios)} points"
     for kernel in dict.fromkeys(loss.kernel for loss in fitted.losses):
         counts = sorted({loss.held for loss in fitted.losses if loss.kernel == kernel})
-        yield (
-            f"{kernel}, next to {', '.join(f'{count:g}' for count in counts)} held: "
-            f"{_losses(fitted.losses, kernel)} times as long"
+        medians = (
+            np.median([loss.ratio for loss in fitted.losses if (loss.kernel, loss.held) == (kernel, count)])
+            for count in counts
         )
+        longer = ", ".join(f"{median:.2f}" for median in medians)
+        yield f"{kernel}, next to {', '.join(f'{count:g}' for count in counts)} held: {longer} times as long"
     for gemm in fitted.sustained:
         clock = f", clock {gemm.clock_MHz:.0f} MHz" if gemm.clock_MHz else ""
         yield f"gemm of {gemm.m:g} tokens under load: {gemm.ratio:.2f} times as long as cold{clock}"
@@ -109,15 +110,6 @@ def report(fitted: FittedProfile) -> Iterator[str]:
         yield f"not measured, predictions use the default: {', '.join(sorted(left))}"
     for warning in fitted.warnings:
         yield f"warning: {warning}"
-
-
-def _losses(losses: Sequence[Loss], kernel: str) -> str:
-    """Return the medians of one kernel's losses, by number of SMs held, as text."""
-    by_count: dict[float, list[float]] = defaultdict(list)
-    for loss in losses:
-        if loss.kernel == kernel:
-            by_count[loss.held].append(loss.ratio)
-    return ", ".join(f"{np.median(by_count[count]):.2f}" for count in sorted(by_count))
 
 
 def _diff(options: argparse.Namespace) -> None:

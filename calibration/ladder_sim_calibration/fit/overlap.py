@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ladder_sim.costs.contention import GEMV_ROWS, OverlapParameters, memory_steps, waiting_share
+from ladder_sim.costs.estimate import GEMV_ROWS, OverlapParameters, memory_steps, waiting_share
 from ladder_sim.costs.profile import HBM_EFFICIENCY
 from ladder_sim.kernels import TABLE_KINDS, Gpu
 from ladder_sim_calibration.fit.samples import BESIDE, HELD, TABLES, Sample

@@ -46,8 +46,8 @@ FIRST_NOISE, MIN_NOISE = 0.05, 1e-6
 def overheads(medians: Mapping[MeasuredOp, SizedTimes], samples: Sequence[Sample], reference: Gpu) -> dict[str, float]:
     """Return the figures that were measured, by name.
 
-    Those of a stack's specs, the share of its peak that the GPU keeps up, the jitter, the lag of the slowest rank, and
-    a tiny kernel's time in a CUDA graph.
+    Those of a stack's specs, the share of its cold rate that the GPU keeps up, the jitter, the lag of the slowest rank,
+    and a tiny kernel's time in a CUDA graph.
     """
     points = {op.op: at for op, at in medians.items() if not op.ranks}
     figures = {f"{op}_s": points[op][()] for op in LAUNCHES if op in points}
@@ -63,9 +63,8 @@ def overheads(medians: Mapping[MeasuredOp, SizedTimes], samples: Sequence[Sample
     if floors_s:
         # a kernel that this runtime does not fuse takes several floors
         figures["small_kernel_factor"] = float(np.median(floors_s) / reference.kernel_s)
-    rates = [2.0 * m * n * k / seconds for (m, n, k), seconds in points.get(SUSTAINED, {}).items()]
-    if rates:
-        figures["sustained_share"] = max(rates) / float(reference.bf16_flops)
+    if ratios := [gemm.ratio for gemm in sustained(medians, samples)]:
+        figures["sustained_rate"] = 1.0 / min(ratios)
     spreads: dict[Any, list[float]] = defaultdict(list)
     for sample in samples:
         if sample.op in (*TABLES, *ELEMENTWISE) and sample.seconds is not None:

@@ -14,7 +14,7 @@ from ladder_sim_calibration.measure.clock import CHAIN_LAUNCHES, Timing, clock_o
 from ladder_sim_calibration.measure.collectives import UNSUPPORTED, collective, queued_all_reduce
 from ladder_sim_calibration.measure.kernels import KERNELS, kernel, launches_of
 from ladder_sim_calibration.measure.launches import launch
-from ladder_sim_calibration.measure.overlap import HeldMeasurement, OverlapMeasurement
+from ladder_sim_calibration.measure.overlap import OverlapMeasurement, held_kernel
 from ladder_sim_calibration.measure.plan import SUSTAINED_S, WARM_UPS
 from ladder_sim_calibration.measure.ranks import Ranks
 
@@ -90,7 +90,7 @@ def _warm_up(repeat: Repeat, warm_s: float, ranks: Ranks) -> None:
 
 def _prepare(op: Sample, ranks: Ranks) -> Repeat:
     if HELD in op.point:
-        return HeldMeasurement(op, ranks).measure
+        return held_kernel(op, ranks)
     if BESIDE in op.op:
         return OverlapMeasurement(op, ranks).measure
     if op.op in KERNELS:

@@ -172,18 +172,15 @@ class OverlapMeasurement:
         return wait
 
 
-class HeldMeasurement:
-    """A kernel, ready to run alone and next to SMs or threads that are held."""
+def held_kernel(op: Sample, ranks: Ranks) -> Callable[[], dict[str, Timing]]:
+    """Return a function that times one of `HELD_KERNELS` kernels in a row, with and without a hold of the processor."""
+    run = kernel(Sample(op=op.op.partition(BESIDE)[0], point=op.point, seconds=None), ranks.weights)
+    clock = clock_of(ranks.device)
+    run()
 
-    def __init__(self, op: Sample, ranks: Ranks) -> None:
-        name = op.op.partition(BESIDE)[0]
-        self._name, self._count, self._device = op.op, int(op.point[HELD]), ranks.device
-        self._run = kernel(Sample(op=name, point=op.point, seconds=None), ranks.weights)
-        self._clock = clock_of(ranks.device)
-        self._run()
+    def measure() -> dict[str, Timing]:
+        with held(int(op.point[HELD]), ranks.device):
+            held_s = timed(run, clock, runs=HELD_KERNELS)
+        return {op.op: Timing(held_s, timed(run, clock, runs=HELD_KERNELS))}
 
-    def measure(self) -> dict[str, Timing]:
-        """Return the seconds of one of `HELD_KERNELS` kernels in a row, with and without a hold of the processor."""
-        with held(self._count, self._device):
-            held_s = timed(self._run, self._clock, runs=HELD_KERNELS)
-        return {self._name: Timing(held_s, timed(self._run, self._clock, runs=HELD_KERNELS))}
+    return measure

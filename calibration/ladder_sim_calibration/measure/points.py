@@ -144,7 +144,7 @@ def ops_of(
         *(_longest(shard) for shard in shards if cuda),
         *_gemms(_grid_around([gemm for shard in shards for gemm in shard.gemms]), GRID_ROWS),
         # each is compiled first, for seconds
-        *(op for shard in shards for op in _math_attention(shard)),
+        *(replace(op, op=f"math_{op.op}") for shard in shards for op in _attention(shard) if "kv_len" in op.point),
     ]
     return list({op.key: op for op in every if _size(op) <= most}.values())
 
@@ -174,14 +174,13 @@ def _grid_around(weights: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return the powers of two that span weights' rows and columns, up to twice the largest weight's elements."""
     if not weights:
         return []
-    n, k = (_powers(min(side), max(side)) for side in zip(*weights, strict=True))
+    # from the last power below the smallest side to the first above the largest
+    n, k = (
+        [2**power for power in range(min(side).bit_length() - 1, (max(side) - 1).bit_length() + 1)]
+        for side in zip(*weights, strict=True)
+    )
     elements = 2 * max(rows * columns for rows, columns in weights)
     return [(rows, columns) for rows in n for columns in k if rows * columns <= elements]
-
-
-def _powers(low: int, high: int) -> list[int]:
-    """Return the powers of two from the last below `low` to the first above `high`, or themselves."""
-    return [2**power for power in range(low.bit_length() - 1, (high - 1).bit_length() + 1)]
 
 
 def _attention(shard: Shard) -> Iterator[Sample]:
@@ -189,12 +188,6 @@ def _attention(shard: Shard) -> Iterator[Sample]:
         for sequences in SEQUENCES:
             yield _op("attention_prefill", q_len=length, **shard.cache(sequences))
             yield _op("attention_decode", kv_len=length, **shard.cache(sequences))
-
-
-def _math_attention(shard: Shard) -> Iterator[Sample]:
-    for op in _attention(shard):
-        if op.op == "attention_decode":
-            yield replace(op, op="math_attention_decode")
 
 
 def _sampling(model: ModelSpec) -> Iterator[Sample]:

@@ -382,10 +382,6 @@ def measure(
     if scenario.plan.tp < 2:
         raise UsageError("tp is 1: a single rank sends no messages", hint="measure tp 2 or more")
     require_ranks(scenario.plan.tp)
-    # imported here: it needs torch
-    from ladder_sim_calibration.passes.observe import Experiment, observe
-    from ladder_sim_runtime.config import CommConfig
-
     experiment = Experiment(
         scenario=scenario,
         variants=canonical_names(variants),

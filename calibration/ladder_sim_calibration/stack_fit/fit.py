@@ -1,20 +1,29 @@
-"""The fit: solutions from many starting points, a bootstrap around the best one, and fits without some runs."""
+"""`calibrate fit-stack`: solutions from many starting points, a bootstrap around the best, fits without some runs."""
 
+import argparse
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ladder_sim.costs.profile import CalibrationProfile, FittedFigure, IntervalScale, StackFit, run_sizes
-from ladder_sim.costs.profile_file import shipped_profiles
+from ladder_sim.costs.profile_file import load_profile, save_profile, shipped_profiles
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import UsageError
-from ladder_sim.validation.dataset import Measurement
+from ladder_sim.report.console import show
+from ladder_sim.system.files import check_folder
+from ladder_sim.validation.dataset import PROTOCOLS, Measurement, read_dataset
+from ladder_sim.values import whole
 from ladder_sim.wirings.names import NO_COMMUNICATION
+from ladder_sim_calibration.options import add_created, profile_name
+from ladder_sim_calibration.show import describe_stack_fit
 from ladder_sim_calibration.stack_fit.problem import PRIORS, Problem
 from ladder_sim_calibration.stack_fit.unseen import mean_errors, nominal_widths, scale, unseen_runs
 
@@ -64,7 +73,9 @@ def fit_stack(
         )
     problem = Problem(tuple(runs), base)
     with ProcessPoolExecutor(workers or os.cpu_count(), mp_context=get_context("spawn")) as pool:
-        solutions = pool.map(problem.solve_from, _starting_points(problem, starts, seed))
+        generator, size = np.random.default_rng(seed), len(problem.figures)
+        points = [np.zeros(size), *(START_SPREAD * generator.standard_normal(size) for _ in range(starts - 1))]
+        solutions = pool.map(problem.solve_from, points)
         best = min(solutions, key=lambda solution: solution.cost)
         seeds = np.random.SeedSequence(seed).spawn(draws)
         replicates = np.stack(list(pool.map(problem.replicate, [best.at] * draws, seeds)))
@@ -139,11 +150,49 @@ def fit_stack(
     )
 
 
-def _starting_points(problem: Problem, starts: int, seed: int) -> list[Floats]:
-    generator = np.random.default_rng(seed)
-    size = len(problem.figures)
-    return [np.zeros(size), *(START_SPREAD * generator.standard_normal(size) for _ in range(starts - 1))]
-
-
 def _degrees(runs: Iterable[Measurement]) -> tuple[int, ...]:
     return tuple(sorted({run.configuration.tp for run in runs}))
+
+
+def add_to(commands: Any) -> None:
+    """Add `fit-stack` to the command line."""
+    fit = commands.add_parser("fit-stack", help="fit a stack's figures to a few of its end-to-end runs")
+    fit.add_argument(
+        "--runs", required=True, help="CSV file of runs, as `validate` reads it, or a shipped data set's name"
+    )
+    fit.add_argument("--base", required=True, help="measured profile of the GPU: a shipped one's name, or a file")
+    fit.add_argument("--out", type=Path, required=True, help="profile to write")
+    fit.add_argument("--protocol", choices=PROTOCOLS, help="rows that may be fitted; default: all")
+    fit.add_argument("--draws", type=int, default=DRAWS, help="bootstrap replicates (default %(default)s)")
+    fit.add_argument("--seed", type=int, default=0, help="of starting points and replicates (default %(default)s)")
+    add_created(fit)
+    fit.set_defaults(run=_fit_stack)
+
+
+def _fit_stack(options: argparse.Namespace) -> None:
+    check_folder("--out", options.out)
+    data = read_dataset(options.runs)
+    runs = data.measurements
+    if options.protocol:
+        runs = tuple(filter(PROTOCOLS[options.protocol].fits, runs))
+    draws, seed = whole(options.draws, "--draws", 2, 100_000), whole(options.seed, "--seed", 0, 2**32 - 1)
+    fit = fit_stack(
+        runs,
+        load_profile(options.base),
+        name=profile_name(options.out),
+        dataset=data.name,
+        protocol=options.protocol or "",
+        compared=data.measurements,
+        draws=draws,
+        seed=seed,
+        created=options.created,
+    )
+    save_profile(fit.profile, options.out)
+    if fit.profile.stack_fit:
+        show(describe_stack_fit(fit.profile.stack_fit), sys.stderr)
+    for name in fit.left_out:
+        print(f"not fitted: {name}: none of these runs depends on it", file=sys.stderr)
+    errors = np.expm1(fit.log_errors)
+    mean, largest = np.abs(errors).mean(), np.abs(errors).max()
+    print(f"error of the fitted runs' times: {mean:.1%} on average, {largest:.1%} at most", file=sys.stderr)
+    print(options.out)

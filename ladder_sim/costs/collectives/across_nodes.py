@@ -28,7 +28,7 @@ from ladder_sim.costs.collectives.algorithms import (
     ring,
 )
 from ladder_sim.costs.collectives.fabrics import FabricCurve, fabric_curve
-from ladder_sim.costs.collectives.times import COLLECTIVE_ERROR, CollectiveTimes, fastest_way, of_each, unmeasured
+from ladder_sim.costs.estimate import COLLECTIVE_ERROR, CollectiveTimes, fastest_way, of_each, unmeasured
 from ladder_sim.costs.hardware import Hardware, Link
 from ladder_sim.des.shared import Floats, Number, maximum, minimum
 from ladder_sim.graph.ops import CollectiveKind
@@ -130,9 +130,8 @@ class AcrossNodes:
         if not fitted.any():
             return dataclasses.replace(times, in_range=in_range)
         beyond = np.where(fitted, COLLECTIVE_ERROR["fitted"], times.beyond)
-        return dataclasses.replace(
-            times, in_range=in_range, source="fitted" if fitted.all() else "transferred", beyond=beyond
-        )
+        source = np.where(fitted, "fitted", "transferred")
+        return dataclasses.replace(times, in_range=in_range, source=source, beyond=beyond)
 
     def _here(self, fabric: FabricCurve) -> bool:
         """Whether a sweep was measured on GPUs and tiers as these."""
@@ -142,7 +141,6 @@ class AcrossNodes:
         return self._hardware.same_node(measured_on) and own.same_as(Link.of(measured_on.inter))
 
     def _fabric_log_ratios(self, *, known_nccl: bool) -> tuple[Floats, Floats]:
-        """Return the fabric's measured all-reduces: logarithms of sizes and of times over the formula's."""
         if known_nccl not in self._log_ratios:
             self._log_ratios[known_nccl] = self._joined(known_nccl=known_nccl)
         return self._log_ratios[known_nccl]
@@ -163,13 +161,11 @@ class AcrossNodes:
         return extended(self._ratios(fabric, known_nccl=known_nccl), self._ratios(fabric.others), log_ideal)
 
     def _ratios(self, fabric: FabricCurve, *, known_nccl: bool = False) -> tuple[Floats, Floats]:
-        """Return the sweep's all-reduces: logarithms of sizes and of times over the formula's."""
         sizes = fabric.curve.size_bytes
         ideal_s = self._ideal(fabric, sizes, known_nccl=known_nccl).seconds
         return np.log(sizes), np.log(fabric.curve.seconds / ideal_s)
 
     def _ideal(self, fabric: FabricCurve, sizes: Floats, *, known_nccl: bool = False) -> CollectiveTimes:
-        """Return what the formulas say of all-reduces on the links that were measured."""
         measured_on, ranks = fabric.cluster, fabric.ranks_per_node
         intra = Link.of(measured_on.intra).among(ranks)
         ways = across_nodes_s(
@@ -339,7 +335,6 @@ class AcrossNodes:
 
 
 def _stages(kind: CollectiveKind) -> Literal["all_reduce", "all_gather"]:
-    """Return the collective that runs inside each node; a broadcast is counted as an all-gather."""
     return "all_reduce" if kind == "all_reduce" else "all_gather"
 
 
@@ -429,28 +424,11 @@ def across_nodes_s(
     messages' algorithm is hierarchical: reduce-scatter in the node, the rest across nodes on one rail per GPU,
     all-gather. Its stages follow each other for small messages and overlap in chunks for large ones.
 
-    Parameters
-    ----------
-    message
-        Bytes.
-    node_wire_s
-        The stages inside the node without their latency floor, seconds, shaped as `message`.
-    node_low_latency_s
-        What LL's bytes take on the links from GPU to GPU inside the node, seconds, shaped as `message`.
-    nodes, ranks_per_node
-        Group layout.
-    allreduce_floor_s
-        Floor of a small all-reduce over two full nodes; each doubling of nodes adds a tree level of the same cost.
-    bandwidth_Bps
-        One port's rate.
-    traffic
-        Times a rail carries its share of the message: 2 for all-reduce, 1 for all-gather.
-    nvlink
-        Whether messages inside a node go over NVLink between any two GPUs; LL128 needs it.
-    switch
-        Whether the nodes' switches reduce (NVLS).
-    known_nccl
-        Whether NCCL is of `KNOWN_NCCL`, whose rates of the low-latency protocol are its own.
+    `node_wire_s` are the stages inside the node without their latency floor, `node_low_latency_s` what LL's bytes take
+    from GPU to GPU there. `allreduce_floor_s` is over two full nodes; each doubling of nodes adds a tree level of the
+    same cost. A rail carries its share of the message `traffic` times: 2 for an all-reduce, 1 for an all-gather. LL128
+    needs `nvlink` between any two GPUs of a node, NVLS a `switch` that reduces; the rates of the low-latency protocol
+    are those of `KNOWN_NCCL`.
     """
     floor_s = _floor_s(nodes, ranks_per_node, allreduce_floor_s)
     lowest_s = TREE_LL.seconds(nodes, ranks_per_node)
@@ -512,7 +490,6 @@ def first_bytes(nodes: int, ranks_per_node: int, nvls: bool) -> dict[str, float]
 
 
 def _floor_s(nodes: int, ranks_per_node: int, allreduce_floor_s: Number) -> Number:
-    """Return the seconds of a small all-reduce by a tree, given that of two full nodes."""
     return math.log2(nodes) * floor_growth(ranks_per_node, LATENCY_EXPONENT) * allreduce_floor_s
 
 

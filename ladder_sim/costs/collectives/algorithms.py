@@ -146,7 +146,7 @@ class Algorithm:
     needs: tuple[Need, ...] = ()
     """Needs of the algorithm, all of which a scenario must meet."""
     holder: Holder = "blocks"
-    """Holder of the algorithm's SMs, while kernels run next to it (`ladder_sim.costs.contention`)."""
+    """Holder of the algorithm's SMs, while kernels run next to it (`ladder_sim.costs.estimate`)."""
     nearest: tuple[str, ...] = ()
     """What to take where it does not work, if that does; else NCCL's."""
     measured_on: str | None = None
@@ -427,7 +427,6 @@ class MeasuredCollective:
 
     @cached_property
     def _log_ratios(self) -> Mapping[int, tuple[Floats, Floats]]:
-        """Logarithms of each curve's sizes, and of its times over the formula's."""
         return {
             ranks: (
                 np.log(curve.size_bytes),

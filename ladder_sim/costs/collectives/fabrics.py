@@ -54,15 +54,10 @@ class FabricCurve:
 
 
 def fabric_curve(fabric: str) -> FabricCurve | None:
-    """Return the sweep over `fabric`; None if none is shipped.
+    """Return the sweep over a fabric, by its name or the path of a ``.toml`` file; None if none is shipped.
 
     Raises SpecError if a path leads to no readable file, or the file breaks a rule; names the file and the entry;
     UnknownNameError if the file names a cluster that the catalog does not hold.
-
-    Parameters
-    ----------
-    fabric
-        Name of a fabric, or path of a ``.toml`` file.
 
     Examples
     --------

@@ -8,16 +8,26 @@ import numpy as np
 
 from ladder_sim.costs.collectives.across_nodes import INTER_EFFICIENCY, AcrossNodes, host_ring_s
 from ladder_sim.costs.collectives.algorithms import ALGORITHMS, ALL_REDUCE, DISPATCHES, OWN, Algorithm, Formula
-from ladder_sim.costs.collectives.times import COLLECTIVE_ERROR, ONLY, CollectiveTimes, fastest, of_each, unmeasured
-from ladder_sim.costs.contention import COPY_TRAFFIC, HOLDERS, HOST_ROUND_TRIP_S, memory_steps
-from ladder_sim.costs.estimate import Source
+from ladder_sim.costs.estimate import (
+    COLLECTIVE_ERROR,
+    COPY_TRAFFIC,
+    HOLDERS,
+    HOST_ROUND_TRIP_S,
+    ONLY,
+    CollectiveTimes,
+    Source,
+    fastest,
+    memory_steps,
+    of_each,
+    unmeasured,
+)
 from ladder_sim.costs.hardware import Hardware, Link
 from ladder_sim.costs.profile import HBM_EFFICIENCY, CalibrationProfile
 from ladder_sim.costs.profile_file import shipped_links
 from ladder_sim.des.shared import Floats, Number
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.ops import CollectiveKind
-from ladder_sim.graph.techniques.quantized_allreduce import LEAST_BYTES
+from ladder_sim.graph.techniques import QUANTIZED_BYTES
 from ladder_sim.kernels import Group
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
@@ -106,7 +116,7 @@ class Network:
             return self.alone(kind, kernel, message_bytes)
         if kernel:
             # a wiring may reduce part of the channels only: others of the pass are large enough
-            small = message_bytes < LEAST_BYTES
+            small = message_bytes < QUANTIZED_BYTES
             ways = [self.times(kind, message_bytes)] if small.any() else []
             ways += [] if small.all() else [self._quantized(kernel, message_bytes)]
             return ways[0] if len(ways) == 1 else of_each(ways, (~small).astype(int))
@@ -214,7 +224,6 @@ class Network:
         return dataclasses.replace(times, algorithms=chosen.algorithms, choice=chosen.choice)
 
     def _by_rule(self, rules: tuple[AllReduceRule, ...], message: Floats) -> CollectiveTimes:
-        """Return the times of the first algorithm of the stack's rule that works here; NCCL's where none does."""
         rule = self._scenario.allreduce_rule(rules)
         works = [pair for pair in (rule.up_to if rule else ()) if ALL_REDUCE[pair[0]].unmet(self._scenario) is None]
         names, limits = (*(name for name, _ in works), "nccl"), [limit for _, limit in works]
@@ -258,7 +267,6 @@ class Network:
         return fastest([host, unmeasured(np.maximum(peer.seconds, switch_s), "nvls", self._without_p2p)])
 
     def _in_node(self, kind: str, name: str, message: Floats, ranks: int = 0) -> CollectiveTimes:
-        """Return the times of a collective between the ranks of a node, or between `ranks` ranks."""
         algorithm, tier, ranks = ALGORITHMS[kind, name], self._intra, ranks or self._ranks
         if algorithm.across_roots < 1.0 and ranks * self._cluster.pcie_roots > self._cluster.gpus_per_node:
             tier = dataclasses.replace(tier, bandwidth_Bps=algorithm.across_roots * tier.bandwidth_Bps)
@@ -287,14 +295,12 @@ class Network:
         ).at_least(port_s)
 
     def _source(self, algorithm: Algorithm) -> Source:
-        """Return the source of a formula's figures."""
         if algorithm.measured_on is None:
             return "roofline"
         here = algorithm.measured_on and self._hardware.same_node(catalog.cluster(algorithm.measured_on))
         return "fitted" if here else "transferred"
 
     def _dispatch(self, kind: str, kernel: str, message: Floats) -> CollectiveTimes:
-        """Return the times of sending tokens to their experts, or back, by a kernel for that."""
         if self._nodes == 1:
             return self.alone(kind, kernel, message)
         self._require(kind, kernel)

@@ -1,7 +1,7 @@
 """Figures of one prediction: where the time goes, and what runs when."""
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -9,13 +9,10 @@ from ladder_sim.des.timeline import subtract, union
 from ladder_sim.display.labels import kind_label, scenario_label, wiring_label
 from ladder_sim.errors import UsageError
 from ladder_sim.prediction import Prediction
-from ladder_sim.report.figures.style import figure
+from ladder_sim.report.figures.style import Figure, figure
 from ladder_sim.simulate.lower import COMM, COMPUTE
 from ladder_sim.simulate.passes import ForwardPass
 from ladder_sim.specs.scenario import Scenario
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 # of a request's time; less is not visible
 SHOWN_SHARE = 0.002
@@ -68,9 +65,7 @@ class Bar(NamedTuple):
     """Source of the op's time."""
 
 
-def breakdown_figure(
-    scenario: Scenario, predictions: Mapping[str, Prediction], *, compact: bool = False
-) -> "go.Figure":
+def breakdown_figure(scenario: Scenario, predictions: Mapping[str, Prediction], *, compact: bool = False) -> Figure:
     """Draw what the critical path of every variant waits for, stacked; `compact` for a part of a page."""
     names = {name: wiring_label(name).strip("()") for name in predictions}
     longest_s = max(prediction.request_s for prediction in predictions.values())
@@ -125,15 +120,12 @@ def breakdown_figure(
 
 def timeline_figure(
     scenario: Scenario, predictions: Mapping[str, Prediction], phase: str = "decode", *, compact: bool = False
-) -> "go.Figure":
+) -> Figure:
     """Draw two layers in the middle of a forward pass: what each stream of a GPU does, two lanes a variant.
 
     Hatched is communication while nothing computes. A `compact` figure is a part of a page, which explains that itself.
     Raises UsageError if there is no decode step, because only one token is asked for.
     """
-    import plotly.graph_objects as go
-
-    drawn = figure(f"Two layers of one {phase} step", scenario_label(scenario))
     bars: list[tuple[str, Bar]] = []
     exposed: list[tuple[str, float, float]] = []
     for variant, prediction in predictions.items():
@@ -142,48 +134,59 @@ def timeline_figure(
             raise UsageError("one new token needs no decode step", hint="ask for more with --gen")
         window = list(step_bars(step))
         bars += [(_lane(variant, bar.stream), bar) for bar in window]
-        computing, communicating = (
-            union((bar.start_us, bar.end_us) for bar in window if bar.stream == stream) for stream in (COMPUTE, COMM)
-        )
-        exposed += [(_lane(variant, COMM), start, end) for start, end in subtract(communicating, computing)]
+        exposed += [(_lane(variant, COMM), start, end) for start, end in exposed_us(window)]
     lanes = [_lane(variant, stream) for variant in predictions for stream in _LANES]
+    edge = {"color": "white", "width": 0.5}
+    data: list[dict[str, Any]] = []
     for name, colour in sorted({bar.kind for _, bar in bars}):
         members = [(lane, bar) for lane, bar in bars if bar.kind == (name, colour)]
-        drawn.add_trace(
-            go.Bar(
-                y=[lane for lane, _ in members],
-                base=[bar.start_us for _, bar in members],
-                x=[bar.end_us - bar.start_us for _, bar in members],
-                customdata=[(bar.op, bar.source) for _, bar in members],
-                hovertemplate="<b>%{customdata[0]}</b><br>%{x:.2f} us, %{customdata[1]}<extra></extra>",
-                name=name,
-                orientation="h",
-                marker={"color": colour, "line": {"color": "white", "width": 0.5}},
-            )
+        data.append(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": name,
+                "y": [lane for lane, _ in members],
+                "base": [bar.start_us for _, bar in members],
+                "x": [bar.end_us - bar.start_us for _, bar in members],
+                "customdata": [(bar.op, bar.source) for _, bar in members],
+                "hovertemplate": "<b>%{customdata[0]}</b><br>%{x:.2f} us, %{customdata[1]}<extra></extra>",
+                "marker": {"color": colour, "line": edge},
+            }
         )
-    drawn.add_trace(
-        go.Bar(
-            y=[lane for lane, _, _ in exposed],
-            base=[start for _, start, _ in exposed],
-            x=[end - start for _, start, end in exposed],
-            name="exposed",
-            showlegend=not compact,
-            orientation="h",
-            marker={
-                # the background is stated for the legend, where there is no bar below
+    data.append(
+        {
+            "type": "bar",
+            "orientation": "h",
+            "name": "exposed",
+            "y": [lane for lane, _, _ in exposed],
+            "base": [start for _, start, _ in exposed],
+            "x": [end - start for _, start, end in exposed],
+            "showlegend": not compact,
+            # the background is stated for the legend, where there is no bar below
+            "marker": {
                 "pattern": {"shape": "/", "bgcolor": _KINDS["all_reduce"][1], "fgcolor": "white", "size": 6},
-                "line": {"color": "white", "width": 0.5},
+                "line": edge,
             },
-            hoverinfo="skip",
-        )
+            "hoverinfo": "skip",
+        }
     )
-    return drawn.update_layout(
-        barmode="overlay",
-        bargap=0.2,
-        height=150 + 46 * len(lanes),
-        xaxis={"title": {"text": "microseconds"}, "rangemode": "tozero"},
-        yaxis={"categoryorder": "array", "categoryarray": lanes[::-1], "tickfont": {"size": 12}, "showgrid": False},
+    layout = {
+        "barmode": "overlay",
+        "bargap": 0.2,
+        "height": 150 + 46 * len(lanes),
+        "xaxis": {"title": {"text": "microseconds"}, "rangemode": "tozero"},
+        "yaxis": {"categoryorder": "array", "categoryarray": lanes[::-1], "tickfont": {"size": 12}, "showgrid": False},
+    }
+    return figure(f"Two layers of one {phase} step", scenario_label(scenario), data=data, layout=layout)
+
+
+def exposed_us(bars: Iterable[Bar]) -> Iterator[tuple[float, float]]:
+    """Yield begin and end of communication while nothing computes, microseconds."""
+    bars = list(bars)
+    computing, communicating = (
+        union((bar.start_us, bar.end_us) for bar in bars if bar.stream == stream) for stream in (COMPUTE, COMM)
     )
+    yield from subtract(communicating, computing)
 
 
 def _lane(variant: str, stream: int) -> str:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,17 +15,15 @@ from ladder_sim.report.figures.style import (
     NOW_MARKER,
     SERIES_COLOURS,
     TEXT_COLOUR,
+    Figure,
     error_bars,
     figure,
     variant_colour,
 )
-from ladder_sim.report.requests import load_label, manner_label
+from ladder_sim.report.requests import manner_label, requests_label
 from ladder_sim.serving import SLO, Capacity, Outcome, Served
 from ladder_sim.serving.requests.slo import Metric
 from ladder_sim.units import format_seconds
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 _POINTS = np.linspace(0.0, 1.0, 201)
 # of a timeline: each is a mean over its part of the load
@@ -43,7 +41,7 @@ _TIMES: Mapping[Metric, str] = {
 }
 
 
-def load_figure(served: Served) -> "go.Figure":
+def load_figure(served: Served) -> Figure:
     """Draw times that requests see, and what a replica does meanwhile; raise UsageError where steps were not kept."""
     if not any(replica.steps for replica in served[served.first].outcome.replicas):
         raise UsageError("the steps that the figure shows were not kept", hint="serve with record=True keeps them")
@@ -72,14 +70,14 @@ def load_figure(served: Served) -> "go.Figure":
 
 def _subtitle(served: Served) -> str:
     """Return what is served where, by names."""
-    scenario, requests = served.scenario, load_label(served.load)
+    scenario, requests = served.scenario, requests_label(served.load)
     if served.steps:
         return f"steps of {served.steps.engine}{manner_label(served.service)}, {requests}"
     where = f"{scenario.plan} on {scenario.cluster.name}{manner_label(served.service)}"
     return f"{scenario.model.name}, {where}, {requests}, {scenario.stack.name}"
 
 
-def _panels(title: str, subtitle: str, axes: Sequence[tuple[str, str]]) -> "go.Figure":
+def _panels(title: str, subtitle: str, axes: Sequence[tuple[str, str]]) -> Figure:
     """Return panels below each other, each with its axes' titles: as readable on a phone as on a desk."""
     from plotly.subplots import make_subplots
 
@@ -97,7 +95,7 @@ def _panels(title: str, subtitle: str, axes: Sequence[tuple[str, str]]) -> "go.F
 
 
 def _line(
-    panels: "go.Figure",
+    panels: Figure,
     row: int,
     x: Floats,
     y: Floats,
@@ -107,15 +105,13 @@ def _line(
     dash: str = "solid",
     legend: bool = False,
 ) -> None:
-    import plotly.graph_objects as go
-
     line = {"color": colour, "width": 2, "dash": dash}
-    panels.add_trace(
-        go.Scatter(x=x, y=y, mode="lines", name=name, legendgroup=name, showlegend=legend, line=line), row, 1
+    panels.add_scatter(
+        x=x, y=y, mode="lines", name=name, legendgroup=name, showlegend=legend, line=line, row=row, col=1
     )
 
 
-def _promised(panels: "go.Figure", slo: SLO | None) -> None:
+def _promised(panels: Figure, slo: SLO | None) -> None:
     """Draw a line at each bound on a time that is shown."""
     for bound in slo.bounds if slo else ():
         if bound.metric in _TIMES:
@@ -138,10 +134,8 @@ def _timeline(outcome: Outcome) -> tuple[Floats, Floats, Floats, Floats]:
     return at_s, running, waiting, kv_share
 
 
-def capacity_figure(capacity: Capacity) -> "go.Figure":
+def capacity_figure(capacity: Capacity) -> Figure:
     """Draw the GPUs of each variant, and the time that each bound limits against the rate."""
-    import plotly.graph_objects as go
-
     bounds = capacity.slo.bounds
     axes = [("GPUs that keep the SLO", ""), *(("", f"{bound.name} (ms)") for bound in bounds)]
     axes[-1] = ("requests/s per GPU", axes[-1][1])
@@ -153,7 +147,7 @@ def capacity_figure(capacity: Capacity) -> "go.Figure":
         known = math.isfinite(gpus.value)
         # as long as the bar where no number of slower replicas keeps it
         shown = gpus if math.isfinite(gpus.high) else replace(gpus, high=2.0 * gpus.value)
-        bar = go.Bar(
+        panels.add_bar(
             x=[gpus.value if known else 0],
             y=[name],
             orientation="h",
@@ -166,8 +160,9 @@ def capacity_figure(capacity: Capacity) -> "go.Figure":
             error_x=error_bars([shown]) if known else None,
             showlegend=False,
             width=0.6,
+            row=1,
+            col=1,
         )
-        panels.add_trace(bar, 1, 1)
         rates = np.array(list(each.curve)) / each.group_gpus
         for number in range(len(bounds)):
             values_ms = 1e3 * np.array([seconds[number] for seconds in each.curve.values()])
@@ -186,7 +181,7 @@ def capacity_figure(capacity: Capacity) -> "go.Figure":
     return panels
 
 
-def bound_figure(capacity: Capacity, number: int) -> "go.Figure":
+def bound_figure(capacity: Capacity, number: int) -> Figure:
     """Plot the time that one bound of the SLO limits over the rate of one replica, as `capacity` simulated it.
 
     A bar at the bound is the 90 % interval of the rate at which a replica of each variant breaks the SLO; `number` is
@@ -214,7 +209,7 @@ def bound_figure(capacity: Capacity, number: int) -> "go.Figure":
     text = {"xref": "paper", "x": 0.0, "y": limit_ms, "xanchor": "left", "yanchor": "bottom", "showarrow": False}
     return figure(
         f"{bound.metric.upper()} by rate",
-        load_label(capacity.load),
+        requests_label(capacity.load),
         data=data,
         layout={
             "xaxis": {"title": {"text": "requests/s to one replica"}, "rangemode": "tozero"},

@@ -1,6 +1,6 @@
 """The plan of a replica with the fewest GPUs that meet an SLO, of all that there are.
 
-Predictions of requests in flight say first how many GPUs each plan needs. Plans come in that order, and are searched
+Estimates say first how many GPUs each plan needs. Plans come in that order, and are searched
 only if they may do with fewer than the best so far, which one simulation says. Where several in turn cannot do with
 fewer, those predicted to carry no more are tied with them, and left out.
 """
@@ -10,16 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from ladder_sim.closed_loop.step import simulate_requests
 from ladder_sim.errors import LadderSimError
-from ladder_sim.prediction import resolve_profile
 from ladder_sim.serving.requests.slo import SLO
 from ladder_sim.serving.requests.traffic import Traffic
 from ladder_sim.serving.service import Service
+from ladder_sim.serving.sizing.estimates import Estimate, estimates_of
 from ladder_sim.serving.sizing.search import PRECISION, Need, Points, Search
-from ladder_sim.simulate.request import Request
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
 
@@ -28,13 +24,8 @@ from ladder_sim.specs.scenario import Scenario
 MORE, AS_MANY = "needs more GPUs", "needs no fewer GPUs"
 TIED = "predicted to carry no more than plans that were simulated"
 _NEVER = "breaks the SLO on an idle replica"
-# requests in flight that say what a replica carries at most
-_LOADS = np.array([1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024])
 # plans in turn that one simulation rules out, beyond which the rest are tied with them
 _RULED_OUT = 3
-# requests in flight are predicted within this of those that arrive at a rate, in rates and times per token
-# (tests/serving/test_fleet.py)
-_SLACK = 1.25
 # points of one search, about: of a limit and of replicas
 _SEARCH_POINTS = 12
 
@@ -93,28 +84,8 @@ class Context(NamedTuple):
         )
 
 
-class Estimate(NamedTuple):
-    """What predictions of requests in flight say of a plan."""
-
-    gpus: float
-    """The least that carry the load; infinite: no number can."""
-    excess: float
-    """The plan's shortest step over the SLO's."""
-    likely: float
-    """GPUs that carry the load; infinite: no number can."""
-    rate: float | None = None
-    """Requests per second near a replica's limit; None: not predicted."""
-    rate_per_gpu: float = 0.0
-    """That for each of its GPUs; 0: not predicted."""
-
-    @property
-    def order(self) -> tuple[float, ...]:
-        """A sort key: plans that do with the fewest GPUs first, then those that carry most on these."""
-        return self.likely, self.excess if math.isinf(self.likely) else 0.0, -self.rate_per_gpu
-
-
 class Candidate(NamedTuple):
-    """A plan that can be simulated, and its prediction for each variant."""
+    """A plan that can be simulated, and its estimate for each variant."""
 
     service: Service
     estimates: Mapping[str, Estimate]
@@ -162,7 +133,7 @@ def candidates(
     for plan, prefill_tp in kinds:
         try:
             service = _service(scenario, plan, prefill_tp, context.traffic, how)
-            able.append(Candidate(service, _estimates(service, variants, context)))
+            able.append(Candidate(service, estimates_of(service, variants, context.traffic, context.slo)))
         except LadderSimError as error:
             problems.append(error)
             prompts = f", prompts on TP {prefill_tp}" if prefill_tp else ""
@@ -257,39 +228,3 @@ def _rank(need: Need) -> tuple[float, ...]:
 def _carried(need: Need) -> float:
     """Return the requests per second of all groups at their limit."""
     return need.rate_limit * need.sizes.groups
-
-
-def _estimates(service: Service, variants: Sequence[str], context: Context) -> dict[str, Estimate]:
-    """Return what predictions say of a plan, by variant.
-
-    Its GPUs are those of one replica of each kind without predictions: steps were measured, or some replicas run
-    prompts only.
-    """
-    scenario, traffic, spec = service.scenario, context.traffic, service.spec
-    if service.steps or service.prefill:
-        gpus = service.gpus(service.alike(1))
-        return dict.fromkeys(variants, Estimate(gpus, 0.0, gpus))
-    prompt, gen = (max(1, round(each.mean)) for each in (traffic.prompt, traffic.gen))
-    groups = scenario.plan.groups
-    loads = groups * _LOADS[spec.step_requests >= _LOADS]
-    workload = replace(scenario.workload, batch=1, concurrency=groups, prompt=prompt, gen=gen)
-    profile = resolve_profile(scenario, service.profile)
-    load = scenario.having(workload=workload)
-    bounds = context.slo.bounds
-    bound_s = min((bound.seconds for bound in bounds if bound.metric == "tpot"), default=math.inf)
-    # on an idle replica a first token takes a step, and an answer more
-    shortest_s = min((bound.seconds for bound in bounds if bound.metric != "itl"), default=math.inf)
-
-    def estimate(request: Request) -> Estimate:
-        token_s = np.asarray(request.decode_s) / max(1, gen - 1)
-        excess = float(token_s[0]) / shortest_s
-        kept = token_s <= _SLACK * bound_s
-        if not kept.any() or excess > _SLACK:
-            return Estimate(math.inf, excess, math.inf)
-        rates = loads / (request.ttft_s + request.decode_s)
-        rate = float(np.exp(np.interp(bound_s, token_s, np.log(rates))))
-        least, likely = (math.ceil(traffic.rate / each) * scenario.plan.replica_gpus for each in (_SLACK * rate, rate))
-        return Estimate(least, excess, likely, rate, rate / scenario.plan.replica_gpus)
-
-    requests = simulate_requests(load, {"concurrency": loads}, list(variants), profile)
-    return {name: estimate(request) for name, request in requests.items()}

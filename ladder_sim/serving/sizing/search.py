@@ -17,6 +17,7 @@ from typing import Self
 import numpy as np
 
 from ladder_sim.errors import UsageError
+from ladder_sim.serving.intervals import STEADY_ROUNDS
 from ladder_sim.serving.replicas.outcome import Outcome
 from ladder_sim.serving.replicas.simulation import Sizes
 from ladder_sim.serving.requests.slo import SLO
@@ -38,9 +39,6 @@ _ENOUGH = 16
 _MOST_RATE = 1e5
 # of simulations with all replicas: a quarter of an hour
 _MOST_REQUESTS = 5_000_000
-# requests over those in flight at the limit: with 0.4 times as many the limit of 70B on TP 8 came out 2.6 times as high
-# as with 15 times, with 2.6 times as many a fifth higher, with 7 times 5 % (means of three seeds)
-_STEADY = 5
 # of a bound: beyond these, a further seed decides nothing
 _CLEARLY = 1.3
 # figures of a simulation: one for each bound, the time to first token in each, and whether the queue has an end
@@ -81,7 +79,7 @@ class Need:
     def enough_requests(self) -> int:
         """Number of requests that say what a replica carries: several times those in flight at the limit."""
         # by Little's law
-        return ceil(_STEADY * self.rate_limit * self.outcome.seconds("e2e"))
+        return ceil(STEADY_ROUNDS * self.rate_limit * self.outcome.seconds("e2e"))
 
     @property
     def too_few(self) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.des.shared import Floats
-from ladder_sim.graph.techniques.token_split import PROMPT_TOKENS
+from ladder_sim.graph.techniques import PROMPT_TOKENS
 from ladder_sim.serving.steps.mix import StepLimits
 from ladder_sim.serving.steps.rest import Rest, Steps, rest_of
 from ladder_sim.serving.steps.step_model import Attention, Mixes, StepModel

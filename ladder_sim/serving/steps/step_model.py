@@ -8,11 +8,12 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ladder_sim.costs.estimate import CostModel, Estimate
+from ladder_sim.costs.estimate import Estimate
 from ladder_sim.costs.hardware import Hardware
+from ladder_sim.costs.kernels import CostModel
 from ladder_sim.des.shared import Floats, Number
 from ladder_sim.graph.ops import Op, PassInputs
-from ladder_sim.graph.techniques.forms import form
+from ladder_sim.graph.techniques import form
 from ladder_sim.kernels import Phase, Sizes
 from ladder_sim.simulate.lower import op_times
 from ladder_sim.simulate.passes import FIRST_PERIODS, ForwardPass, forward_passes

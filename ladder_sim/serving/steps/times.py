@@ -33,7 +33,7 @@ from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import UsageError
-from ladder_sim.graph.techniques.token_split import DECODE_TOKENS, PROMPT_TOKENS
+from ladder_sim.graph.techniques import DECODE_TOKENS, PROMPT_TOKENS
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.serving.steps.grids import DUTIES, KINDS, PARTS, Grids
 from ladder_sim.serving.steps.mix import Line, Mix, StepLimits

@@ -43,7 +43,6 @@ def step_marks(file: KinetoFile, pattern: str | None) -> list[Event]:
 
 
 def _outermost(file: KinetoFile, pattern: str) -> Iterator[Event]:
-    """Yield the annotations whose name matches, and that are in no other such annotation."""
     end_us = float("-inf")
     for event in file.events["user_annotation"]:
         if event.start_us >= end_us and fnmatch.fnmatchcase(event.name, pattern):

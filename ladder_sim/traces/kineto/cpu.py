@@ -73,7 +73,6 @@ def read_execution_trace(path: Path) -> dict[int, frozenset[int]]:
 
 
 def _storages(values: Any) -> list[int]:
-    """Return the storage ids among an op's arguments, also in lists of tensors."""
     if not isinstance(values, list):
         return []
     if len(values) == _TENSOR_FIELDS and isinstance(values[5], str) and isinstance(values[1], int):
@@ -159,7 +158,6 @@ class CpuReader:
         )
 
     def _only_group(self) -> tuple[str, int]:
-        """Name and size of the rank's process group. Of several, the one of a collective is not recorded."""
         groups = (self.file.metadata.get("distributedInfo") or {}).get("pg_config") or []
         members = {tuple(group["ranks"]): str(group.get("pg_name", "")) for group in groups if group.get("ranks")}
         others = {ranks: name for ranks, name in members.items() if len(ranks) > 1}
@@ -364,7 +362,6 @@ def _outermost(events: Sequence[Event]) -> Iterator[Event]:
 
 
 def _meets(event: Event) -> bool:
-    """Whether an operator issues a collective or waits for one."""
     return event.name.startswith(_ISSUE) or event.name == _FUNCTIONAL_WAIT
 
 
@@ -395,12 +392,10 @@ def _is_shared(event: Event) -> bool:
 
 
 def _number(event: Event) -> int:
-    """Return the number of the recorded function, from 1; 0 if it has none."""
     return int(event.args.get(_FUNCTION, 0))
 
 
 def _place(event: Event) -> tuple[Any, float]:
-    """Return the thread and the start of an operator, which identify it."""
     return event.thread, event.start_us
 
 

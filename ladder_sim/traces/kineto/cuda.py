@@ -72,7 +72,6 @@ class CudaReader:
         return rank_draft(self.file, self.clock, drafts, notes)
 
     def _device_ops(self) -> dict[Any, list[Draft]]:
-        """Return the ops of every stream, in the order in which they ran."""
         streams: dict[Any, list[Draft]] = {}
         for event in sorted(self.on_device, key=lambda event: event.start_us):
             stream = (event.args.get("device", event.process), event.args.get("stream", event.thread))
@@ -116,7 +115,6 @@ class CudaReader:
         return f"stream {stream}" if gpu == self.gpu else f"gpu {gpu} stream {stream}"
 
     def _thread(self, lane: Lane, events: Sequence[Event]) -> list[Draft]:
-        """Return the ops of a CPU thread; empty if it neither enqueues nor waits."""
         queue: list[Draft] = []
         idle: list[Event] = []
         for event in _outermost(events):
@@ -198,7 +196,6 @@ def _begin(queue: list[Draft], others: Sequence[Draft]) -> Iterator[str]:
 
 
 def _launch_notes(streams: Mapping[Any, Sequence[Draft]]) -> Iterator[str]:
-    """Yield notes on ops without a launch."""
     missing = Counter(
         draft.lane.name
         for queue in streams.values()
@@ -218,7 +215,6 @@ def _between(idle: Sequence[Event], lane: Lane, start_s: float, end_s: float, st
 
 
 def _outermost(events: Sequence[Event]) -> Iterator[Event]:
-    """Yield the calls that are not part of another call."""
     end_us = float("-inf")
     for event in events:
         # one that takes no time may begin where another ends

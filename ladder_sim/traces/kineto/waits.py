@@ -136,7 +136,6 @@ class Waits:
 
     @property
     def _why(self) -> str:
-        """Why waits are told from something else."""
         return _NAMELESS if self.syncs else _UNSEEN
 
     def _stream_wait(self, call: Call, sync: Event) -> None:
@@ -145,7 +144,6 @@ class Waits:
         self.held[stream] += [(call.event.start_us, before) for before in awaited]
 
     def _waiting(self, call: Call, sync: Event) -> Draft | None:
-        """Return the op of a stream that a call makes wait: the next one; None if there is none."""
         queue = self.queues.get((sync.args.get("device"), sync.args.get("stream")))
         return queue.next_after(call.event.start_us) if queue is not None else None
 
@@ -239,7 +237,9 @@ class Waits:
                     continue
                 before = None
                 if waiting is not None and waiting.lane not in computing:
-                    before = _last_elsewhere(queue, position, waiting)
+                    enqueued = (queue[at].enqueued[-1] for at in range(position - 1, -1, -1) if queue[at].enqueued)
+                    # the last op that the calls ahead put on another stream
+                    before = next((draft for draft in enqueued if draft.lane != waiting.lane), None)
                     if before in waiting.after and sync is None:
                         # the second wait between two collectives is that of the next op that computes, for the first
                         waiting = next((draft for draft in following if draft.lane in computing), None)
@@ -252,12 +252,6 @@ class Waits:
                     inferred += 1
         self.counts[f"stream waits told from the order of calls: {self._why}"] += inferred
         self.counts["stream waits that nothing explains, left out"] += len(unseen) - inferred - internal
-
-
-def _last_elsewhere(queue: Sequence[Call], stop: int, waiting: Draft) -> Draft | None:
-    """Return the last op that the calls ahead of position `stop` put on another stream."""
-    enqueued = (queue[at].enqueued[-1] for at in range(stop - 1, -1, -1) if queue[at].enqueued)
-    return next((draft for draft in enqueued if draft.lane != waiting.lane), None)
 
 
 class _Queue:
@@ -298,7 +292,8 @@ def hand_over(threads: Sequence[list[Draft]], file: KinetoFile, clock: Clock) ->
         for draft in [
             draft for draft in queue if draft.kind == "host" and draft.end_s - draft.start_s >= MIN_SILENCE_S
         ]:
-            silent_s, until_s = _longest_silence(spans, draft.start_s, draft.end_s)
+            gaps = subtract([(draft.start_s, draft.end_s)], spans)
+            silent_s, until_s = max(gaps, key=lambda gap: gap[1] - gap[0], default=(draft.start_s, draft.start_s))
             for other in threads:
                 burst = _burst(other, silent_s, until_s) if other is not queue else []
                 if burst:
@@ -311,7 +306,6 @@ def hand_over(threads: Sequence[list[Draft]], file: KinetoFile, clock: Clock) ->
 
 
 def _burst(queue: list[Draft], start_s: float, end_s: float) -> list[Draft]:
-    """Return the ops of a thread in a stretch of time, if they take most of it."""
     first, stop = (bisect_left(queue, time_s, key=lambda draft: draft.start_s) for time_s in (start_s, end_s))
     inside = queue[first:stop]
     while inside and inside[-1].end_s > end_s:
@@ -329,14 +323,7 @@ def _let_wait(queue: list[Draft], first: Draft, before: Draft) -> None:
     queue[at - 1].after.append(before)
 
 
-def _longest_silence(spans: Spans, start_s: float, end_s: float) -> Span:
-    """Return the longest gap between `spans`."""
-    gaps = subtract([(start_s, end_s)], spans)
-    return max(gaps, key=lambda gap: gap[1] - gap[0], default=(start_s, start_s))
-
-
 def _busy(file: KinetoFile, clock: Clock) -> dict[str, Spans]:
-    """Return when each thread runs an operator or makes a call."""
     spans: dict[str, list[Span]] = defaultdict(list)
     for name in ("cpu_op", CALLS):
         for event in file.events[name]:

@@ -167,7 +167,7 @@ def _pieces_of(layer: Layer, where: str) -> Iterator[Piece]:
         yield from _latent(layer.attention, layer.config.head_dim, f"{where}.self_attn")
     else:
         yield from _grouped(layer.attention, f"{where}.self_attn")
-    if layer.mlp is not None:
+    if layer.has_mlp:
         width = layer.mlp.width
         name = mlp_name(shared=layer.experts is not None)
         yield from _summed(layer.mlp.down, f"{where}.{name}.down_proj", lambda shard: shard.mlp(width))
@@ -198,7 +198,7 @@ def _attention_inputs(layer: Layer) -> _Inputs:
 
 
 def _mlp_inputs(layer: Layer) -> _Inputs:
-    if layer.mlp is None:
+    if not layer.has_mlp:
         return []
     width, biased, name = layer.mlp.width, layer.config.mlp_bias, mlp_name(shared=layer.experts is not None)
     return [(f"{name}.{up}", lambda shard: shard.mlp(width), biased) for up in up_names(gated=layer.mlp.gated)]

@@ -44,7 +44,10 @@ def launch(arguments: Sequence[str], ranks: int, module: str = "ladder_sim_runti
             codes = sorted((process.poll() or 0, rank) for rank, process in enumerate(started) if process.poll())
             return _report(*codes[0], folder) if codes else 0
         finally:
-            _stop(started)
+            for process in started:
+                # a rank has nothing to save, and a stopped one handles no other signal
+                process.kill()
+                process.wait()
 
 
 def on_ranks(ranks: int, call: Callable[..., _Result], *arguments: object) -> _Result:
@@ -117,13 +120,6 @@ def _report(code: int, rank: int, folder: Path) -> int:
         return code
     print_error(str(killed(f"rank {rank}", code)))
     return 1
-
-
-def _stop(started: "Sequence[subprocess.Popen[bytes]]") -> None:
-    for process in started:
-        # a rank has nothing to save, and a stopped one handles no other signal
-        process.kill()
-        process.wait()
 
 
 if __name__ == "__main__":

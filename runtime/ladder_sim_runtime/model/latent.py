@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from ladder_sim.hf.rope import Yarn
+from ladder_sim.hf.config import Yarn
 from ladder_sim_runtime.config import EngineConfig, ModelConfig
 from ladder_sim_runtime.model import attention_kernels
 from ladder_sim_runtime.model.attention import Step

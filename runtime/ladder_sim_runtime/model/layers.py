@@ -28,6 +28,9 @@ class Layer(nn.Module):
     new tokens attend to each other only.
     """
 
+    # of all tokens: the only one of its layer, or shared experts; a layer of routed experts may have none
+    mlp: MLP
+
     def __init__(self, config: ModelConfig, index: int, shard: Shard, engine: EngineConfig) -> None:
         super().__init__()
         self.config, self.index, self.shard = config, index, shard
@@ -39,18 +42,23 @@ class Layer(nn.Module):
             if config.latent
             else GroupedAttention(config, shard, engine, config.window_of(index))
         )
-        # of all tokens: the only one of its layer, or shared experts
-        self.mlp = MLP(config, shard, width) if width else None
+        if width:
+            self.mlp = MLP(config, shard, width)
         self.experts = RoutedExperts(config, shard, engine) if has_experts else None
         # where both blocks begin with one GEMM of the same tokens, `parallel` runs them as one
         self.is_wide = not (config.latent or has_experts)
-        attn, mlp = sum(self.attention.inputs), self.mlp.inputs if self.mlp else 0
+        attn, mlp = sum(self.attention.inputs), self.mlp.inputs if width else 0
         self.mlp_rows = slice(attn, attn + mlp)
         self.inputs = Linear(attn + mlp, config.hidden, bias=config.qkv_bias or config.mlp_bias)
 
         # of the wiring in the config itself
         lanes = config.learned_of(index).items()
         self.learned = nn.ParameterDict({part: nn.Parameter(torch.ones(count)) for part, count in lanes})
+
+    @property
+    def has_mlp(self) -> bool:
+        """Whether there is an MLP that every token passes."""
+        return self.config.mlp_of(self.index) > 0
 
     def norms(self, part: Part) -> tuple[RMSNorm | None, RMSNorm | None]:
         """Return the norms before and behind a block, of which there is one; "both" reads attention's norm."""
@@ -80,7 +88,6 @@ class Layer(nn.Module):
             setattr(self, name, compiled(getattr(self, name)))
 
     def _both(self, n_BTD: Tensor, step: Step, cache: Sequence[Tensor]) -> Tensor:
-        assert self.mlp is not None
         wide_BTN = self.inputs(n_BTD)
         attended_BTD = self.attention((wide_BTN[..., : self.mlp_rows.start],), step, cache)
         return kernels.add(attended_BTD, self.mlp(wide_BTN[..., self.mlp_rows]))
@@ -97,7 +104,7 @@ class Layer(nn.Module):
         if self.experts is None:
             return self._mlp(n_BTD)
         output: Tensor | Arriving = self.experts(n_BTD, exchange, reduces=reduces)
-        if self.mlp is None:
+        if not self.has_mlp:
             return output
         shared_BTD = self._mlp(n_BTD)
         if isinstance(output, Arriving):
@@ -106,6 +113,5 @@ class Layer(nn.Module):
         return kernels.add(output, shared_BTD)
 
     def _mlp(self, n_BTD: Tensor) -> Tensor:
-        assert self.mlp is not None
         output_BTD: Tensor = self.mlp(self.inputs(n_BTD, self.mlp_rows))
         return output_BTD

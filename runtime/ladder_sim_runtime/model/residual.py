@@ -101,16 +101,14 @@ class ResidualStream:
         x_BTD: Tensor,
         comm: Communicator,
         engine: EngineConfig,
-        lanes: Sequence[str] = ("x",),
+        lanes: Sequence[str],
         *,
         takes_turns: bool = False,
     ) -> None:
+        self._comm, self._engine, self._takes_turns = comm, engine, takes_turns
         # lanes to which the same was added share a tensor
-        self._streams = dict.fromkeys(lanes, x_BTD)
+        self._streams = dict.fromkeys(lanes, self._held(x_BTD))
         self._lane = lanes[0]
-        self._comm = comm
-        self._engine = engine
-        self._takes_turns = takes_turns
         self._pending: dict[int, _Output] = {}
 
         # the streams without the parts that a sum brings again
@@ -118,6 +116,10 @@ class ResidualStream:
 
         # own parts of open outputs that a later sum has
         self._open: dict[int, Tensor] = {}
+
+    def _held(self, x_BTD: Tensor) -> Tensor:
+        """Return what this rank holds of a stream: all of it."""
+        return x_BTD
 
     @property
     def x_BTD(self) -> Tensor:  # noqa: N802
@@ -354,21 +356,12 @@ class SharedStream(ResidualStream):
     """A stream of which every rank has a share of the tokens (technique `sequence-parallel`).
 
     Outputs of blocks are reduce-scattered to the shares, and norms of shares gathered before each block. Tokens are
-    filled up to a multiple of the ranks. The parameters are those of the whole stream.
+    filled up to a multiple of the ranks.
     """
 
-    def __init__(
-        self,
-        x_BTD: Tensor,
-        comm: Communicator,
-        engine: EngineConfig,
-        lanes: Sequence[str] = ("x",),
-        *,
-        takes_turns: bool = False,
-    ) -> None:
+    def _held(self, x_BTD: Tensor) -> Tensor:
         self._shape = x_BTD.shape
-        x_MD = self._filled(x_BTD, comm.size)
-        super().__init__(x_MD.chunk(comm.size)[comm.rank], comm, engine, lanes, takes_turns=takes_turns)
+        return self._filled(x_BTD).chunk(self._comm.size)[self._comm.rank]
 
     def read(self, norm: RMSNorm | None, step: Step | None = None) -> Arriving:
         """Return what a block reads of the whole stream; the shares are on their way."""
@@ -378,11 +371,10 @@ class SharedStream(ResidualStream):
         return Arriving(handle, lambda: n_MD[:tokens].view(self._shape), lambda: n_SD)
 
     def _reduced(self, own_BTD: Tensor, step: Step) -> Arriving:
-        y_SD, handle = self._comm.scatter_sum(self._filled(own_BTD, self._comm.size), blocking=self._blocks(step))
+        y_SD, handle = self._comm.scatter_sum(self._filled(own_BTD), blocking=self._blocks(step))
         return Arriving(handle, lambda: y_SD, lambda: y_SD)
 
-    @staticmethod
-    def _filled(x_BTD: Tensor, ranks: int) -> Tensor:
+    def _filled(self, x_BTD: Tensor) -> Tensor:
         x_MD = x_BTD.flatten(0, -2)
-        missing = -len(x_MD) % ranks
+        missing = -len(x_MD) % self._comm.size
         return nn.functional.pad(x_MD, (0, 0, 0, missing)) if missing else x_MD

@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from ladder_sim.hf.rope import RopeScaling, Yarn
+from ladder_sim.hf.config import RopeScaling, Yarn
 from ladder_sim_runtime.config import ModelConfig
 
 

@@ -32,7 +32,7 @@ def read(document: JSON) -> Result:
             figures[ours] = number(document, theirs)
     accepted = or_zero(document, "accept_length")
     server = document.get("server_info")
-    model = server.get("model_path") if isinstance(server, dict) else None
+    server = server if isinstance(server, dict) else {}
     return Result(
         tool="SGLang's bench_serving",
         requests=Traffic(
@@ -44,7 +44,16 @@ def read(document: JSON) -> Result:
         ),
         concurrency=concurrency,
         figures=figures,
-        server={"backend": _STACKS.get(document["backend"], "sglang"), **({"model": model} if model else {})},
+        server={
+            "backend": _STACKS.get(document["backend"], "sglang"),
+            **({"model": server["model_path"]} if server.get("model_path") else {}),
+            # attention of groups of ranks has degrees of its own
+            **(
+                {"tp": count(server, "tp_size")}
+                if server.get("tp_size") and not server.get("enable_dp_attention")
+                else {}
+            ),
+        },
         failed=failed,
         duration_s=or_zero(document, "duration"),
         in_flight=or_zero(document, "concurrency"),

@@ -1,0 +1,159 @@
+"""What a plan carries, by a law of its steps, before anything is simulated.
+
+Where n requests of a replica decode, each gets a token in the time of a step that decodes them, and of the prompts that
+come meanwhile: of every request one in its ``gen - 1`` steps. So
+
+    TPOT(n) = decode(n) + n / (gen - 1) * prompt(n),    rate(n) = n / ((gen - 1) * TPOT(n))
+
+on average. The number of others that one request meets is Poisson's, so that a percentile of TPOT is that of so many
+more: of ``n + z * sqrt(n)`` by the normal distribution's z.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from statistics import NormalDist
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ladder_sim.closed_loop.requests import Requests
+from ladder_sim.costs.hardware import host_step_s
+from ladder_sim.costs.kernels import KernelCosts
+from ladder_sim.des.shared import Floats
+from ladder_sim.graph.ops import PassInputs
+from ladder_sim.graph.techniques import form
+from ladder_sim.prediction import resolve_profile
+from ladder_sim.serving.requests.slo import SLO
+from ladder_sim.serving.requests.traffic import Traffic
+from ladder_sim.serving.service import Service
+from ladder_sim.simulate.passes import forward_passes
+from ladder_sim.specs.scenario import Scenario
+
+# the median of a Poisson number is at most so far below its mean (K. P. Choi, "On the medians of gamma distributions
+# and an equation of Ramanujan", 1994)
+_MEDIAN = math.log(2.0)
+# requests that decode in a lane (`Requests`), on average; below one it is idle meanwhile
+_LOADS = np.array([1 / 16, _MEDIAN, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024])
+# the law is well within this of what simulations of requests that arrive say (tests/serving/test_fleet.py)
+SLACK = 1.25
+# of `Requests.passes`: a step that decodes, and one that runs a prompt too while prompts take none of the time, or all
+_PASSES = ("most", "idle", "busy")
+# of the share of the time that prompts take, which decides how long they take: each adds a digit
+_ROUNDS = 4
+
+
+class Estimate(NamedTuple):
+    """What the law says of a plan."""
+
+    gpus: float
+    """The least that carry the load, and fractions of a replica; infinite: no number can."""
+    excess: float
+    """The plan's shortest step over the SLO's."""
+    likely: float
+    """GPUs that carry the load; infinite: no number can."""
+    rate: float | None = None
+    """Requests per second near a replica's limit; None: there is none."""
+    rate_per_gpu: float = 0.0
+    """That for each of its GPUs; 0: there is none."""
+
+    @property
+    def order(self) -> tuple[float, ...]:
+        """A sort key: plans that do with the fewest GPUs first, then those that carry most on these."""
+        return self.likely, self.excess if math.isinf(self.likely) else 0.0, -self.rate_per_gpu
+
+
+class _Carried(NamedTuple):
+    """What a replica carries, by load."""
+
+    decode_s: Floats
+    """Seconds of a step that only decodes."""
+    token_s: Floats
+    """Mean time per token."""
+    decoding: Floats
+    """Requests of a lane that decode, and prompts that one of them meets."""
+    rates: Floats
+    """Requests per second."""
+
+
+def estimates_of(service: Service, variants: Sequence[str], traffic: Traffic, slo: SLO) -> dict[str, Estimate]:
+    """Return what the law says of a plan, by variant.
+
+    Its GPUs are those of one replica of each kind where steps were measured, or some replicas run prompts only.
+    """
+    gpus = service.gpus(service.alike(1))
+    # refuses what does not fit
+    loads = _LOADS[service.spec.step_requests >= _LOADS]
+    if service.steps or service.prefill:
+        return dict.fromkeys(variants, Estimate(gpus, 0.0, gpus))
+    # answers of one token have no time per token
+    bounds = [bound for bound in slo.bounds if bound.metric == "tpot" and traffic.gen.mean > 1.0]
+    bound_s, percentile = min(((bound.seconds, bound.percentile or 50) for bound in bounds), default=(math.inf, 50))
+    # on an idle replica a first token takes a step, and an answer more
+    shortest_s = min((bound.seconds for bound in slo.bounds if bound.metric != "itl"), default=math.inf)
+    above = NormalDist().inv_cdf(percentile / 100.0)
+
+    def estimate(carried: _Carried) -> Estimate:
+        decode_s, token_s, decoding, rates = carried
+
+        def rate_of(others: Floats) -> float:
+            """Return the rate at which requests that meet so many others keep the bound; 0: none."""
+            met_s = np.maximum.accumulate(np.interp(others, decoding, token_s, left=decode_s[0]))
+            return float(np.exp(np.interp(bound_s, met_s, np.log(rates), left=-np.inf)))
+
+        excess = float(decode_s[0]) / shortest_s
+        if excess > SLACK or decode_s[0] > SLACK * bound_s:
+            return Estimate(math.inf, excess, math.inf)
+        rate = max(float(rates[0]), rate_of(decoding + above * np.sqrt(decoding)))
+        most = rate if above else max(rate, rate_of(np.maximum(decoding - _MEDIAN, 0.0)))
+        likely = math.ceil(traffic.rate / rate) * gpus
+        return Estimate(traffic.rate / (SLACK * most) * gpus, excess, likely, rate, rate / gpus)
+
+    carried = _carried(service, variants, traffic, loads)
+    return {name: estimate(each) for name, each in carried.items()}
+
+
+def _carried(service: Service, variants: Sequence[str], traffic: Traffic, loads: Floats) -> dict[str, _Carried]:
+    """Return what a replica carries with each variant, where so many requests decode in each lane on average."""
+    scenario, profile = service.scenario, resolve_profile(service.scenario, service.profile)
+    costs = KernelCosts(scenario, profile)
+    stack, groups, steps = costs.hardware.stack, scenario.plan.groups, max(1e-9, traffic.gen.mean - 1.0)
+    carried = {name: _Carried(*np.empty((4, len(loads)))) for name in variants}
+    for rows, load in _alike(scenario, traffic, np.maximum(1.0, loads)):
+        passes = load.passes(scenario.stack)
+        decoding = load.decoding["most"] * np.minimum(1.0, loads[rows])
+        host_s = stack.host_request_s * load.decoding["most"] + host_step_s(scenario, stack)
+        simulated = forward_passes(scenario, variants, costs, [passes[name] for name in _PASSES])
+        for name, forwards in simulated.items():
+            decode_s, cold_s, hot_s = (each.seconds * each.round_trips(load.lanes) + host_s for each in forwards)
+            beside_s = decode_s if load.mixed_steps else 0.0
+            cold_s, hot_s = (
+                np.maximum(each - beside_s, 0.0) * load.prompt / load.chunk * decoding / steps
+                for each in (cold_s, hot_s)
+            )
+            prompts_s = hot_s
+            for _ in range(_ROUNDS):
+                prompts_s = cold_s + prompts_s / (decode_s + prompts_s) * (hot_s - cold_s)
+            token_s = decode_s + prompts_s
+            rates = groups * load.lanes * decoding / (steps * token_s)
+            for column, values in zip(carried[name], (decode_s, token_s, decoding, rates), strict=True):
+                column[rows] = values
+    return carried
+
+
+def _alike(scenario: Scenario, traffic: Traffic, decoding: Floats) -> Iterator[tuple[NDArray[np.int_], Requests]]:
+    """Yield the rows, and requests, of loads whose steps have the same graph."""
+    inputs, lanes = PassInputs.of(scenario), scenario.plan.groups * scenario.plan.pp
+    prompt, gen = (max(least, round(each.mean)) for least, each in ((1, traffic.prompt), (2, traffic.gen)))
+
+    def requests(rows: Any) -> Requests:
+        return Requests.of(scenario, concurrency=lanes * decoding[rows], prompt=prompt, gen=gen)
+
+    passes = requests(slice(None)).passes(scenario.stack)
+    forms = [
+        np.broadcast_to(form(inputs, phase, sizes.tokens), len(decoding))
+        for phase, sizes in [passes[name] for name in _PASSES]
+    ]
+    for alike in np.unique(forms, axis=1).T:
+        rows = np.flatnonzero((np.array(forms) == alike[:, None]).all(axis=0))
+        yield rows, requests(rows)
