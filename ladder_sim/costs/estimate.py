@@ -4,11 +4,10 @@ How tasks with these demands slow each other is the simulator's business (`ladde
 measured on one H100 (tests/data/h100_beside) or are NCCL's own; a profile's ``overlap`` section replaces any of them.
 """
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -132,7 +131,7 @@ class OverlapParameters:
         return cls(**overlap)
 
 
-PARAMETERS = {field.name for field in dataclasses.fields(OverlapParameters)}
+PARAMETERS = {field.name for field in fields(OverlapParameters)}
 
 
 def kernel_demand(shape: Shape, parameters: OverlapParameters, memory: Number, arithmetic: Number) -> Demand:
@@ -242,8 +241,8 @@ class CollectiveTimes:
         return np.where(self.in_range, COLLECTIVE_ERROR["measured"], self.beyond)
 
     def at_least(self, wire_s: Floats) -> Self:
-        """Return them no shorter than a port takes for the bytes it must send or receive, seconds."""
-        return dataclasses.replace(self, seconds=np.maximum(self.seconds, wire_s))
+        """Return the collective no shorter than `wire_s`, what its bytes take through a port."""
+        return replace(self, seconds=np.maximum(self.seconds, wire_s))
 
     def choose(self, of_each: Sequence[Number]) -> Number:
         """Return a value that depends on the algorithm, given that of each; a number if all configurations agree."""
