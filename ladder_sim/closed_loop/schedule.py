@@ -206,8 +206,10 @@ def schedule(scheduling: Scheduling, clients: Clients, lengths: Lengths, delay: 
     coming = [(0.0, number) for number in range(concurrency)]
     ending: list[tuple[int, int]] = []
     waiting: deque[int] = deque()
+
     # of each run: requests that decode (-1: the engine waits), tokens of prompts, steps and length
     runs: list[tuple[int, int, float, float]] = []
+
     # numbers of requests that are answered, and the runs before
     ended: list[int] = []
     last_token: list[int] = []
