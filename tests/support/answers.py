@@ -144,7 +144,14 @@ def answers() -> dict[str, Schema]:
         "versus": _answer("versus", optional=_under_load(), **_versus(), **notes(_CHANGED)),
         "search": _answer("versus", **_search(), **notes()),
         "advise": _answer("advise", **_advise(), **notes(_PLACE)),
-        "compare": _answer("compare", batching=BATCHING, compared=TEXTS, rows=listed(_compared()), **notes()),
+        "compare": _answer(
+            "compare",
+            optional={"left_out": TEXTS},
+            batching=BATCHING,
+            compared=TEXTS,
+            rows=listed(_compared()),
+            **notes(),
+        ),
         "breakeven": _answer("breakeven", **_breakeven(), **notes(_POINT)),
         "sensitivity": _answer("sensitivity", **_sensitivity(), **notes()),
         "sweep-row": {
