@@ -116,7 +116,7 @@ class OverlapParameters:
     """How much longer a collective's step takes next to a GEMM of a library that fills the memory's bandwidth, in
     multiples of its time alone (latency_beside.csv: 1.5 to 3.3; steps_exchange.csv)."""
     kernel_delay: Number = 0.5
-    """How much longer a collective's step takes next to any other kernel that fills the memory's bandwidth, in multiples
+    """How much longer a collective's step takes next to another kernel that fills the memory's bandwidth, in multiples
     of its time alone (steps_exchange.csv, batch 1 and behind attention)."""
 
     @classmethod
