@@ -383,7 +383,7 @@ def _rewired() -> dict[str, Schema]:
 
 
 def _settings() -> dict[str, Schema]:
-    told = {"unit": TEXT, "default": {}, "description": TEXT}
+    told: Schema = {"unit": TEXT, "default": {}, "description": TEXT}
     bound = {"type": "number", "minimum": 0}
     sized = {"type": {"enum": ["number", "integer"]}, "maximum": bound, **told, "default": nullable(bound)}
     named = {"type": {"const": "string"}, **told, "default": nullable(TEXT)}
