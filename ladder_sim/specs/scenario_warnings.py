@@ -45,7 +45,7 @@ _RULES = (
     ),
     _Rule(
         ("stack.python_launch_s",),
-        lambda scenario: scenario.stack.cuda_graphs == "off" and "stack.eager_launch_s" not in scenario.settings,
+        lambda scenario: scenario.launched_by_python,
         "CUDA graphs or stack.eager_launch take its place; --set stack.cuda_graphs=off uses it",
     ),
     _Rule(
@@ -161,8 +161,7 @@ def _engine(scenario: Scenario) -> Iterator[str]:
         yield Caution(
             f"stack '{stack.name}' runs on NVIDIA GPUs alone: {gpu.name} states no compute_capability", DECISIVE
         )
-    by_hand = {"stack.cuda_graphs", "stack.eager_launch_s"} & scenario.settings.keys()
-    if stack.cuda_graphs == "off" and by_hand == {"stack.cuda_graphs"}:
+    if scenario.launched_by_python and "stack.cuda_graphs" in scenario.settings:
         launch_s = stack.python_launch_s or stack.eager_launch_s
         yield Caution(
             f"without CUDA graphs the CPU launches each kernel, in {format_seconds(launch_s)} (stack.eager_launch): "
