@@ -161,12 +161,13 @@ def _engine(scenario: Scenario) -> Iterator[str]:
         yield Caution(
             f"stack '{stack.name}' runs on NVIDIA GPUs alone: {gpu.name} states no compute_capability", DECISIVE
         )
-    by_hand = {"stack.cuda_graphs", "stack.eager_launch_s"} & scenario.settings.keys()
+    by_hand = {"stack.cuda_graphs", "stack.eager_launch_s", "stack.python_launch_s"} & scenario.settings.keys()
     if stack.cuda_graphs == "off" and by_hand == {"stack.cuda_graphs"}:
-        launch_s = stack.python_launch_s or stack.eager_launch_s
+        measured = stack.python_launch_s > 0.0
+        figure, launch_s = ("python", stack.python_launch_s) if measured else ("eager", stack.eager_launch_s)
         yield Caution(
-            f"without CUDA graphs the CPU launches each kernel, in {format_seconds(launch_s)} (stack.eager_launch): "
-            + ("as measured on other hosts, whose CPUs differ" if stack.python_launch_s else _PYTHON_UNMEASURED),
+            f"without CUDA graphs the CPU launches each kernel, in {format_seconds(launch_s)} (stack.{figure}_launch): "
+            + ("as measured on other hosts, whose CPUs differ" if measured else _PYTHON_UNMEASURED),
             DECISIVE,
         )
 
