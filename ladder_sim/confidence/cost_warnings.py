@@ -176,9 +176,10 @@ def _rewired(scenario: Scenario, simulated: Mapping[str, Request]) -> Iterator[s
         for op in step.distinct(step.schedule)
     )
     if rewired and scenario.custom_allreduce:
+        # the one on AMD's GPUs has NCCL's interface
+        library = stack.rewired_allreduce.upper() if scenario.cluster.gpu.compute_capability else "RCCL"
         yield Caution(
-            f"rewired models run {stack.rewired_allreduce.upper()} (vLLM's plug-in); "
-            "stack.rewired_allreduce=auto undoes it",
+            f"rewired models run {library} (vLLM's plug-in); stack.rewired_allreduce=auto undoes it",
             DECISIVE,
             stack.name,
         )

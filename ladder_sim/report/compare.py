@@ -105,8 +105,9 @@ class ComparisonReport(Report[Comparison]):
             return f"Tokens per second of standard: {rates}."
         least, most = (end(self.answer, key=lambda each: each.predictions[name].request_speedup) for end in (min, max))
         low, high = (each.predictions[name].speedup for each in (least, most))
-        if len(self.answer) == 1:
-            return f"{wiring_label(name, sentence=True)}'s speedup: {times_text(low)} on {least.name}."
+        if least is most:
+            on = least.name if len(self.answer) == 1 else f"each {self.kind}"
+            return f"{wiring_label(name, sentence=True)}'s speedup: {times_text(low)} on {on}."
         tie = ", overlapping" if low.high >= high.low else ""
         said = f"{times_text(low)} on {least.name} to {times_text(high)} on {most.name}"
         return f"{wiring_label(name, sentence=True)}'s speedup: {said}{tie}."

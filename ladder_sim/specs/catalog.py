@@ -158,8 +158,15 @@ def model(name_or_path: str) -> ModelSpec:
     path = _model_path(name_or_path)
     # every download is called config.json: its directory says which model it is
     file = path.parent if path.name == "config.json" else path
-    config = layers_config(read_config(path), source=str(path))
-    return ModelSpec.from_hf(config, name=_stem(file), source=shown_path(path))
+    return _of_config(json.dumps(read_config(path)), _stem(file), str(path))
+
+
+# as many as a sweep compares; another text is another model
+@functools.lru_cache(maxsize=64)
+def _of_config(text: str, name: str, source: str) -> ModelSpec:
+    """Return the model of a config.json's text, which is read once: a traced one has a hundred blocks."""
+    config = layers_config(json.loads(text), source=source)
+    return ModelSpec.from_hf(config, name=name, source=shown_path(source))
 
 
 @functools.cache

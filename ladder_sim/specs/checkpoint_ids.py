@@ -27,13 +27,18 @@ _DTYPES: Mapping[str, DType] = {
 # whose checkpoints "FP8" have scales of blocks
 _BLOCKS = ("qwen", "deepseek-ai", "minimaxai", "moonshotai")
 
+# what NVIDIA's checkpoints in NVFP4 keep in 16 bits, as the configs of V3.1, K2.5 and M2.5 say
+_KEPT: Mapping[str, tuple[LayerPart, ...]] = {
+    "deepseek": ("qkv",),
+    "kimi": ("qkv", "out"),
+    "minimax": ("qkv", "out"),
+}
+
 # releases of the same shapes, and the format that they come in; their configs say so
 _RELEASES: Mapping[str, tuple[str, DType | None]] = {
     "deepseek-v3.1": ("deepseek-v3", None),
-    "kimi-k2.5": ("kimi-k2", "w4a16"),
-    "kimi-k2-thinking": ("kimi-k2", "w4a16"),
-    "minimax-m2": ("minimax-m2.5", None),
-    "minimax-m2.1": ("minimax-m2.5", None),
+    **dict.fromkeys(("kimi-k2-thinking", "kimi-k2.5", "kimi-k2.6", "kimi-k2.7-code"), ("kimi-k2", "w4a16")),
+    **dict.fromkeys(("minimax-m2", "minimax-m2.1", "minimax-m2.7"), ("minimax-m2.5", None)),
 }
 
 
@@ -69,12 +74,12 @@ def named(hub_id: str, catalog: Mapping[str, str]) -> Named | None:
     if model is None:
         return None
     dtype = dtype or own
-    # in 16 bits stay all but the experts of what was trained in 4 bits, and the inputs of latent attention in NVFP4
+    # in 16 bits stay all but the experts of what was trained in 4 bits
     kept: tuple[LayerPart, ...] = ()
     if dtype == "w4a16" and own:
         kept = ("qkv", "out", "mlp")
-    elif dtype == "nvfp4" and model.startswith(("deepseek", "kimi")):
-        kept = ("qkv",)
+    elif dtype == "nvfp4":
+        kept = _KEPT.get(model.partition("-")[0], ())
     return Named(model, dtype, kept)
 
 

@@ -267,6 +267,12 @@ def test_compare_leaves_out_where_the_scenario_cannot_run() -> None:
     assert shown.to_dict()["left_out"] == [reason]
 
 
+def test_where_speedups_are_equal_one_is_named() -> None:
+    """Regression: "1.18x on h100-sxm to 1.18x on h100-sxm, overlapping"."""
+    shown = compare(None, ["h100-sxm", "h100-p5"], ["standard", "ladder"], model="8b", tp=2)
+    assert shown.summary.endswith(" on each cluster.")
+
+
 def test_compare_fails_where_none_can_run() -> None:
     with pytest.raises(PartitionError):
         compare(None, ["gb200-nvl72", "h100-sxm"], model="8b", tp=12, nodes=2)

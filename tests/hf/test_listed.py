@@ -203,3 +203,13 @@ def test_the_answer_says_where_layers_come_from() -> None:
 def test_a_file_of_this_form_needs_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ladder_sim.hf.traced._installed", lambda package: False)
     assert catalog.model(str(FILE)).layers == 48
+
+
+def test_a_file_is_read_anew_only_if_it_says_something_else(tmp_path: Path) -> None:
+    """Of Qwen3.5-397B reading 120 blocks took a third of a prediction."""
+    path = tmp_path / "model.json"
+    path.write_text(FILE.read_text())
+    first = catalog.model(str(path))
+    assert catalog.model(str(path)) is first
+    path.write_text(json.dumps({**CONFIG, "vocab_size": 1000}))
+    assert catalog.model(str(path)).vocab == 1000

@@ -520,6 +520,8 @@ def test_rewired_models_are_priced_with_the_all_reduce_of_the_plug_in() -> None:
         assert nccl[name].request_s == own[name].request_s
     (says,) = (text for text in nccl["ladder"].confidence.warnings if "plug-in" in text)
     assert "rewired models run NCCL" in says
+    on_amd = predict(Scenario(**served, cluster="mi300x"))["ladder"].confidence.warnings
+    assert any("rewired models run RCCL" in text for text in on_amd)
     # where the engine takes NCCL itself, with all-reduces by name, and of standard alone nothing differs
     silent = [
         *(own.values(), predict(Scenario(**served), ["standard"]).values()),

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from ladder_sim.specs import catalog
 from tests.conftest import REPO
+from tests.support import support_matrix
 from tests.support.commands import run
 
 QUESTIONS = sorted(path.relative_to(REPO).as_posix() for path in (REPO / "docs" / "questions").glob("*.md"))
@@ -73,3 +75,12 @@ def test_links_of_the_readme_lead_somewhere() -> None:
         if section and not section.endswith("-mode-only"):
             headings = re.findall(r"^#+ (.*)$", (REPO / file).read_text("utf-8"), re.MULTILINE)
             assert section in {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_what_is_supported_is_what_the_catalog_has() -> None:
+    text = (REPO / "README.md").read_text("utf-8")
+    assert f"{len(catalog.model_names())} decoders" in text
+    (listed,) = re.findall(r"\*\*GPUs\*\*: (.*)", text)
+    names = [catalog.cluster(name).gpu.name for name in catalog.cluster_names()]
+    assert all(any(name.startswith(each) for each in re.split("[,;] ", listed)) for name in names)
+    assert support_matrix.table() in text, "python -m tests.support.support_matrix writes it"

@@ -184,6 +184,7 @@ def test_a_type_without_a_reader_is_traced_once(tmp_path: Path, monkeypatch: pyt
     assert loaded == []
     assert not model.multimodal
     monkeypatch.setattr("ladder_sim.hf.traced._installed", lambda package: False)
+    catalog._of_config.cache_clear()
     assert catalog.model(str(path)) == model
     path.write_text(json.dumps({**TINY, "vocab_size": 2000}))
     with pytest.raises(MissingPackageError, match="lfm2") as missing:

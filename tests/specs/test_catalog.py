@@ -1,5 +1,6 @@
 """The catalogs as a whole: figures cited and possible, every combination predicted or refused with a reason."""
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile, shipped_profiles
 from ladder_sim.errors import LadderSimError, SpecError, UnknownNameError, UsageError
 from ladder_sim.specs import catalog
+from ladder_sim.specs.cluster import GpuSpec
 from tests.conftest import REPO
 from tests.support.predict_one import predict_one
 
@@ -308,3 +310,11 @@ def test_fabric_that_is_not_there(tmp_path: Path) -> None:
     path = write(tmp_path / "x.toml", FABRIC.replace("h100-sxm", "h100-smx"))
     with pytest.raises(UnknownNameError, match="h100-smx"):
         fabric_curve(path)
+
+
+def test_clusters_of_one_gpu_have_its_figures() -> None:
+    """Regression: h100-crusoe had no compute capability, and TensorRT-LLM was said not to run there."""
+    gpus: dict[str, GpuSpec] = {}
+    for name in catalog.cluster_names():
+        gpu = dataclasses.replace(catalog.cluster(name).gpu, source="")
+        assert gpus.setdefault(gpu.name, gpu) == gpu, name

@@ -18,9 +18,10 @@ from tests.support.commands import run
         ("Qwen/Qwen3-32B-AWQ", "qwen3-32b", "w4a16"),
         ("amd/Llama-3.1-70B-Instruct-MXFP4", "llama-3.1-70b", "mxfp4"),
         ("moonshotai/Kimi-K2.5", "kimi-k2", "w4a16"),
-        ("nvidia/Kimi-K2.5-NVFP4", "kimi-k2", "nvfp4"),
+        ("moonshotai/Kimi-K2.6", "kimi-k2", "w4a16"),
+        ("nvidia/Kimi-K2.7-Code-NVFP4", "kimi-k2", "nvfp4"),
         ("deepseek-ai/DeepSeek-V3.1-Terminus", "deepseek-v3", "fp8-block"),
-        ("MiniMaxAI/MiniMax-M2.1", "minimax-m2.5", "fp8-block"),
+        ("MiniMaxAI/MiniMax-M2.7", "minimax-m2.5", "fp8-block"),
     ],
 )
 def test_an_id_says_the_format(hub_id: str, name: str, dtype: str) -> None:
@@ -30,6 +31,20 @@ def test_an_id_says_the_format(hub_id: str, name: str, dtype: str) -> None:
     assert (spec.name, spec.weights_dtype) == (name, dtype)
     assert hub_id in spec.source
     assert Scenario(model=spec, tp=8).workload.dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("hub_id", "kept"),
+    [
+        ("nvidia/DeepSeek-V3.1-NVFP4", ("qkv",)),
+        ("nvidia/Kimi-K2.5-NVFP4", ("qkv", "out")),
+        ("nvidia/MiniMax-M2.5-NVFP4", ("qkv", "out")),
+        ("nvidia/Qwen3-235B-A22B-NVFP4", ()),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.* is taken for")
+def test_an_id_in_nvfp4_keeps_what_its_config_does(hub_id: str, kept: tuple[str, ...]) -> None:
+    assert catalog.model(hub_id).unquantized == kept
 
 
 @pytest.mark.parametrize(
