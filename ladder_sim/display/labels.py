@@ -16,7 +16,7 @@ from ladder_sim.simulate.breakdown import Collective
 from ladder_sim.specs.catalog import stack, stack_names
 from ladder_sim.specs.cluster import THIS_MACHINE
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.workload import USUAL, Workload
+from ladder_sim.specs.workload import FORMATS, USUAL, Workload
 from ladder_sim.units import decimals_of, format_count, format_quantity, short_name, step_for, unit_of
 from ladder_sim.wirings.names import NO_COMMUNICATION
 
@@ -300,9 +300,11 @@ def _own_passes(confidence: Confidence) -> str:
     if profile is None or profile.in_place is None:
         return ""
     timed = profile.environment.get("variants", "").replace(",", ", ")
+    dtype = confidence.scenario.workload.dtype
+    carried = "" if FORMATS[dtype].name in profile.gemm else f", GEMMs in {dtype} carried over from them"
     return (
-        f"Times of kernels are those of passes on {profile.name}{f' ({timed})' if timed else ''}; whole requests were "
-        "not compared: `ladder-sim calibrate check` does that."
+        f"Times of kernels are those of passes on {profile.name}{f' ({timed})' if timed else ''}{carried}; whole "
+        "requests were not compared: `ladder-sim calibrate check` does that."
     )
 
 
