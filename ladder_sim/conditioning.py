@@ -188,28 +188,29 @@ def condition(
     return dataclasses.replace(base, overheads={**base.overheads, **figures}, measurement=measurement)
 
 
-class Measurement(NamedTuple):
-    """What was measured, and under which load."""
+class MeasuredLoad(NamedTuple):
+    """Figures that a running server measured, and the load and plan that they are of."""
 
     figures: Measured
     """As `condition` takes them."""
     fields: Mapping[str, Any]
-    """Arguments of its scenario that it names."""
+    """Arguments of `Scenario` that the measurement states."""
     result: "Result | None" = None
-    """The file it is from."""
+    """The file that the figures are from; None if they were typed."""
 
-    def moving(self, scenario: Scenario, given: Mapping[str, Any], **how: Any) -> CalibrationProfile:
-        """Return what `condition` does of a scenario, which must be what the file says as far as that is known.
+    def condition(self, scenario: Scenario, given: Mapping[str, Any], **how: Any) -> CalibrationProfile:
+        """Return the profile of `ladder_sim.condition` for a scenario, of which `given` are the arguments typed.
 
-        `given` has the arguments of the scenario that were given. Raises UsageError if it is another deployment.
+        Raises UsageError if the file states another deployment.
         """
         if self.result is None:
             return condition(scenario, **self.figures, **how)
+        # imported here, as in `_of_file`
         from ladder_sim.validation.load import failures, stated_otherwise
 
         ours = scenario.fields()
-        told = {**{name: ours[name] for name in ("model", "cluster", "stack")}, **given}
-        other = stated_otherwise(self.result, scenario, told)
+        asked = {**{name: ours[name] for name in ("model", "cluster", "stack")}, **given}
+        other = stated_otherwise(self.result, scenario, asked)
         if other:
             raise UsageError(
                 f"--measured is of {', '.join(f'{name} {value}' for name, value in other.items())}, and the answer of "
@@ -222,21 +223,21 @@ class Measurement(NamedTuple):
                 catalog.model(name)
             except LadderSimError:
                 cautions.append(f"whether its model {quoted(name)} is {ours['model']} is not known")
-        return _having(condition(scenario, **self.figures, **how), cautions)
+        return _with_cautions(condition(scenario, **self.figures, **how), cautions)
 
 
-def _having(profile: CalibrationProfile, cautions: Sequence[str]) -> CalibrationProfile:
+def _with_cautions(profile: CalibrationProfile, cautions: Sequence[str]) -> CalibrationProfile:
     """Return a moved profile with further cautions."""
     measurement = profile.measurement
     if measurement is None or not cautions:
         return profile
-    here = measurement.here and _having(measurement.here, cautions)
+    here = measurement.here and _with_cautions(measurement.here, cautions)
     said = "; ".join(filter(None, (measurement.caution, *cautions)))
     return dataclasses.replace(profile, measurement=measurement._replace(caution=said, here=here))
 
 
-def read_measured(text: str) -> Measurement:
-    """Read a measurement.
+def read_measured(text: str) -> MeasuredLoad:
+    """Read what ``--measured`` gives.
 
     Its text is ``tpot=19.3ms,ttft=200ms,tok/s=1500``, with the load and the plan where they are others than the
     scenario's (``concurrency=64,tp=4``); or the name of a result file of a load generator. Raises UsageError if a name
@@ -263,10 +264,10 @@ def read_measured(text: str) -> Measurement:
                 f"--measured {part}: neither a figure nor a part of the load or plan",
                 hint=f"figures are {', '.join(_NAMES)}; e.g. --measured tpot=19.3ms,concurrency=64",
             )
-    return Measurement(figures, fields)
+    return MeasuredLoad(figures, fields)
 
 
-def _of_file(path: Path) -> Measurement:
+def _of_file(path: Path) -> MeasuredLoad:
     # imported here: a figure that was typed needs no reader of files
     from ladder_sim.serving.requests.results import read_results
     from ladder_sim.serving.requests.traffic import Traffic
@@ -295,7 +296,7 @@ def _of_file(path: Path) -> Measurement:
     if "ttft_mean_s" in result.figures:
         figures["ttft_s"] = result.figures["ttft_mean_s"]
     load = {"concurrency": result.concurrency, "prompt": round(float(prompt)), "gen": round(float(gen))}
-    return Measurement(figures, {**plan_of(result), **load}, result)
+    return MeasuredLoad(figures, {**plan_of(result), **load}, result)
 
 
 def _check(measured: Mapping[str, float], scenario: Scenario) -> None:

@@ -79,9 +79,9 @@ def _times(replica: _Replica, variants: tuple[str, ...], profile: str | Calibrat
     if fits.any():
         try:
             measured = resolve_profile(scenario, profile)
-            given = measured.measurement if measured else None
+            moved = measured is not None and measured.measurement is not None
             profiles = [
-                where_measured(at_load(scenario, scenario.plan, number), measured) if given else measured
+                where_measured(at_load(scenario, scenario.plan, number), measured) if moved else measured
                 for number in replica[1]
             ]
             elsewhere = np.array([each is measured for each in profiles])

@@ -409,7 +409,7 @@ class Asked:
             )
         # what serves requests one by one meets other patterns of them
         elsewhere = load is not None or bool(several) or any(asked.get(name) != value for name, value in fields.items())
-        return measured.moving(scenario, self.arguments, elsewhere=elsewhere, profile=self.profile)
+        return measured.condition(scenario, self.arguments, elsewhere=elsewhere, profile=self.profile)
 
 
 def _read(name: str, given: Any, like: Any) -> Any:

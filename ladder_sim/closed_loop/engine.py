@@ -103,9 +103,10 @@ class Served:
         )
 
     def behind(self, fewer: "Served", times: float) -> "Served":
-        """Return the requests where more clients wait in a queue that never empties: they only wait longer.
+        """Return the requests of more clients behind a queue that never empties: they only wait longer.
 
-        `times` as many more as these are more than `fewer`, whose queue never empties either.
+        Waits grow in proportion, as from `fewer` clients, whose queue never empties either, to these: `times` is how
+        many clients are added for each client that these have more than `fewer`.
         """
         waits = ("ttft_s", "ttft_p50_s", "in_engine", "cycle_steps")
         now, before = ([getattr(each, name) for name in waits] for each in (self, fewer))

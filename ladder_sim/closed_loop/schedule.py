@@ -117,9 +117,9 @@ class Schedule:
     decodes: NDArray[np.int64]
     """Requests that decode in each step of a run; 1 where the engine waits for requests."""
     prompts: NDArray[np.int64]
-    """Runs of one step that holds prompts."""
+    """Indices of the runs that hold prompts, each of one step."""
     held: NDArray[np.int64]
-    """Tokens of prompts in each of these."""
+    """Tokens of prompts in each run of `prompts`."""
     counts: NDArray[np.float64]
     """Steps of a run."""
     steps: NDArray[np.float64]
@@ -139,13 +139,13 @@ class Schedule:
     all_steps: float
     """Number of steps."""
     prompt_steps: float
-    """Those that hold prompts."""
+    """Number of steps that hold prompts."""
     begins: NDArray[np.bool_]
     """Whether each request is the first one of a client."""
     weights: NDArray[np.float64]
     """How often each request counts."""
     sent: NDArray[np.int64]
-    """Runs before the client's previous request was answered; of first requests none."""
+    """For each request, the runs before the client's previous one was answered; 0 for first requests."""
     first: NDArray[np.int64]
     """Runs before each request has its first token."""
 
@@ -206,8 +206,10 @@ def schedule(scheduling: Scheduling, clients: Clients, lengths: Lengths, delay: 
     coming = [(0.0, number) for number in range(concurrency)]
     ending: list[tuple[int, int]] = []
     waiting: deque[int] = deque()
+
     # of each run: requests that decode (-1: the engine waits), tokens of prompts, steps and length
     runs: list[tuple[int, int, float, float]] = []
+
     # numbers of requests that are answered, and the runs before
     ended: list[int] = []
     last_token: list[int] = []

@@ -4,11 +4,10 @@ How tasks with these demands slow each other is the simulator's business (`ladde
 measured on one H100 (tests/data/h100_beside) or are NCCL's own; a profile's ``overlap`` section replaces any of them.
 """
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -41,7 +40,7 @@ class Estimate:
     inline: Number = 0.0
     """1 for a collective that engines issue among their kernels if nothing overlaps it."""
     demand: Demand = NOTHING
-    """What it takes of the GPU while it runs."""
+    """What the op takes of the GPU while it runs."""
     wake_s: Number = 0.0
     """Seconds from a collective's end until a kernel that has waited for it runs on."""
 
@@ -107,18 +106,18 @@ class OverlapParameters:
     nvls_traffic: Number = 2.0
     """Device memory traffic per message byte where the switch reduces: read once, written once."""
     lost: Number = 0.5
-    """Part of its share of the SMs that a kernel loses with those that a collective holds: ladder's steps beside 8, 16
-    and 24 held blocks (steps_fixed.csv). By themselves GEMMs of a library lose 0.75 of it beside 16 held of 132 SMs,
+    """Part of its share of the SMs that a kernel loses with those that a collective holds: ladder's steps next to 8, 16
+    and 24 held blocks (steps_fixed.csv). By themselves GEMMs of a library lose 0.75 of it next to 16 held of 132 SMs,
     compiled GEMVs 0.4 (gemm_beside.csv)."""
     memory_step_s: Number = 0.8e-6
     """Time of a collective's step through device memory alone: a store with its flag, and the poll that sees it
     (latency_beside.csv)."""
     gemm_delay: Number = 3.5
-    """How much longer such a step takes beside a GEMM of a library that fills the memory's bandwidth, in multiples of
-    its time alone (latency_beside.csv: 1.5 to 3.3; steps_exchange.csv)."""
+    """How much longer a collective's step takes next to a GEMM of a library that fills the memory's bandwidth, in
+    multiples of its time alone (latency_beside.csv: 1.5 to 3.3; steps_exchange.csv)."""
     kernel_delay: Number = 0.5
-    """How much longer it takes beside any other kernel that fills the memory's bandwidth, in multiples of its time
-    alone (steps_exchange.csv, batch 1 and behind attention)."""
+    """How much longer a collective's step takes next to another kernel that fills the memory's bandwidth, in multiples
+    of its time alone (steps_exchange.csv, batch 1 and behind attention)."""
 
     @classmethod
     def of(cls, overlap: Mapping[str, float]) -> Self:
@@ -132,7 +131,7 @@ class OverlapParameters:
         return cls(**overlap)
 
 
-PARAMETERS = {field.name for field in dataclasses.fields(OverlapParameters)}
+PARAMETERS = {field.name for field in fields(OverlapParameters)}
 
 
 def kernel_demand(shape: Shape, parameters: OverlapParameters, memory: Number, arithmetic: Number) -> Demand:
@@ -212,7 +211,7 @@ class CollectiveTimes:
     source: Source | NDArray[np.str_]
     """Source of the times that are out of range, which messages may differ in."""
     beyond: Number
-    """Error of those out of range: that of their source, which configurations may differ in."""
+    """Error of the times that are out of range: that of their source, which configurations may differ in."""
     algorithms: tuple[str, ...]
     """What runs, e.g. "nccl"; several if configurations differ."""
     choice: NDArray[np.int_]
@@ -242,8 +241,8 @@ class CollectiveTimes:
         return np.where(self.in_range, COLLECTIVE_ERROR["measured"], self.beyond)
 
     def at_least(self, wire_s: Floats) -> Self:
-        """Return them no shorter than a port takes for the bytes it must send or receive, seconds."""
-        return dataclasses.replace(self, seconds=np.maximum(self.seconds, wire_s))
+        """Return the collective no shorter than `wire_s`, what its bytes take through a port."""
+        return replace(self, seconds=np.maximum(self.seconds, wire_s))
 
     def choose(self, of_each: Sequence[Number]) -> Number:
         """Return a value that depends on the algorithm, given that of each; a number if all configurations agree."""

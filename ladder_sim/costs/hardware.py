@@ -128,7 +128,7 @@ class Hardware:
         """Return the figures as the scenario's specs and the profile's measurements state them."""
         stack = {name: getattr(scenario.stack, name) for name in _STATED}
         stack["sustained_rate"] = SUSTAINED_RATE
-        if scenario.stack.cuda_graphs == "off" and "stack.eager_launch_s" not in scenario.settings:
+        if scenario.launched_by_python:
             stack["eager_launch_s"] = scenario.stack.python_launch_s or scenario.stack.eager_launch_s
         measured = profile.overheads if profile else {}
         # measured with the tables; what was set by hand stays

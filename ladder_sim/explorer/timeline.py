@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ladder_sim.display.labels import next_to_label, wiring_label
+from ladder_sim.display.labels import LEGEND, next_to_label, wiring_label
 from ladder_sim.errors import UsageError
 from ladder_sim.explorer.answers import Queries
 from ladder_sim.explorer.markup import Markup, join, tag
@@ -146,9 +146,10 @@ def breakdown(queries: Queries, query: str) -> Panel:
     """Return what the critical path of a request waits for, of every variant."""
     answer = queries.answer(query)
     drawn = breakdown_figure(answer.scenario, answer.predictions, compact=True)
-    said = "Time that each resource was the bottleneck; of messages, what computation did not cover."
+    meaning = LEGEND["critical path"]
+    said = tail(f"{meaning[:1].upper()}{meaning[1:]}.")
     return Panel(
-        html=join([tail(said), chart("breakdown", "Critical path of a request")]), figures=figures_of(breakdown=drawn)
+        html=join([said, chart("breakdown", "Critical path of a request")]), figures=figures_of(breakdown=drawn)
     )
 
 

@@ -91,7 +91,7 @@ def layout_of(layout: Layout, steps: Iterable[tuple[int, Step]]) -> Layout:
     )
 
 
-# bytes of a message from which it pays: vLLM's smallest are 1 to 16 MiB, by GPUs and bits (0.32.0,
+# bytes of a message from which quantising pays: vLLM's smallest are 1 to 16 MiB, by GPUs and bits (0.32.0,
 # quick_all_reduce.py, _QR_MIN_SIZE, fp16)
 QUANTIZED_BYTES = 2.0 * 2**20
 
@@ -209,8 +209,8 @@ def _prefetch_weights(layout: Layout) -> Layout:
     return replace(rewritten, prefetching=prefetching)
 
 
-# bytes of a rank's chunk of the residual from which it pays, because each reads the GEMM's weights: on H100 in vLLM
-# (0.17.0, sequence_parallelism.py, SP_MIN_PER_GPU_SIZE_MB)
+# bytes of a rank's chunk of the residual from which overlap with a GEMM pays, because each chunk reads the weights: on
+# H100 in vLLM (0.17.0, sequence_parallelism.py, SP_MIN_PER_GPU_SIZE_MB)
 OVERLAPPED_BYTES = 8.0 * 2**20
 
 
@@ -333,7 +333,7 @@ def _split_tokens(layout: Layout, parts: int) -> Layout:
 
 
 class Rewrite(NamedTuple):
-    """One rewrite."""
+    """A change of a layout, and the passes that undergo it."""
 
     applies: Callable[[PassInputs, Phase, Count], Any]
     """Whether a pass of so many tokens undergoes it; an array for an array."""

@@ -54,7 +54,7 @@ class Yarn:
     """Latent attention's scores are multiplied by it."""
 
 
-def read_rope(fields: Fields, max_positions: int | None) -> tuple[float, RopeScaling | Yarn | float | None]:
+def _rope(fields: Fields, max_positions: int | None) -> tuple[float, RopeScaling | Yarn | float | None]:
     """Return the base of the wavelengths, and how long ones are stretched, or by which factor all are.
 
     Fields are in `rope_parameters` since transformers 5, before that in several places. `max_positions` is the longest
@@ -182,7 +182,7 @@ def read_shape(config: Mapping[str, object], *, source: str, runs: bool = False)
         )
     refuse_architectures(outer)
     refuse_architectures(fields)
-    refuse_types(fields)
+    _refuse_types(fields)
     if not runs and fields.kind in LATENT and fields.flag("attention_bias"):
         raise fields.error("attention_bias", "latent attention with biases is not supported", "drop the field")
     names = EXPERTS.get(fields.kind)
@@ -221,7 +221,7 @@ def read_numbers(config: Mapping[str, object], shape: Shape, *, source: str) -> 
     """
     fields = Fields(config, source).decoder()
     positions = shape.max_positions if fields.config.get("max_position_embeddings") else None
-    theta, scaling = read_rope(fields, positions)
+    theta, scaling = _rope(fields, positions)
     return {
         "norm_eps": fields.number("rms_norm_eps", 1e-6),
         "rope_theta": theta,
@@ -335,7 +335,7 @@ def refuse_architectures(fields: Fields) -> None:
                 raise fields.error(key, rule, f"those are {', '.join(types)}{more.format(key)}")
 
 
-def refuse_types(fields: Fields) -> None:
+def _refuse_types(fields: Fields) -> None:
     """Raise a SpecError if the model's type is not one that can be simulated."""
     if fields.kind in SIDE_BY_SIDE:
         raise fields.error("model_type", f"{_SIDE_BY_SIDE} are not supported", _ONLY_PARALLEL)

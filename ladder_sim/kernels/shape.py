@@ -5,10 +5,9 @@ depend on how many sequences there are nor on how long they are. So one graph, o
 kernel grows with the tokens, or with the sequences.
 """
 
-import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
@@ -59,7 +58,7 @@ class Gpu:
 
 
 # names of a GPU's figures, once: asking a dataclass for its fields takes microseconds
-GPU_FIGURES = tuple(field.name for field in dataclasses.fields(Gpu))
+GPU_FIGURES = tuple(field.name for field in fields(Gpu))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -205,10 +205,10 @@ def op_times(
 ) -> tuple[list[Number], dict[Lead, Number], Number]:
     """Return the seconds of a schedule's distinct ops alone, of every lead, and of one launch by the CPU.
 
-    `costs` are those of the layout's roles. A launch takes 0 where nothing is launched. An op that depends on the other
-    stream waits for its event (``stream_wait_s``); only a custom all-reduce whose result is needed at once is issued
-    among the kernels. A collective also pays its start-up (``collective_launch_s``), and across nodes in a CUDA graph a
-    wait for its host node.
+    `estimates` are those of the layout's roles. A launch takes 0 where nothing is launched. An op that depends on the
+    other stream waits for its event (``stream_wait_s``); only a custom all-reduce whose result is needed at once is
+    issued among the kernels. A collective also pays its start-up (``collective_launch_s``), and across nodes in a CUDA
+    graph a wait for its host node.
     """
     stack = hardware.stack
     # NCCL (2.21.5, src/enqueue.cc) captures a host node with every collective that needs the network's proxy: it runs

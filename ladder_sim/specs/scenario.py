@@ -222,6 +222,11 @@ class Scenario:
         return [name for name in self.settings if name.startswith(prefixes)]
 
     @property
+    def launched_by_python(self) -> bool:
+        """Whether Python launches each kernel, in a time that was not set by hand."""
+        return self.stack.cuda_graphs == "off" and "stack.eager_launch_s" not in self.settings
+
+    @property
     def ranks_per_node(self) -> int:
         """Ranks of a tensor-parallel group on each node that it uses."""
         return min(self.plan.tp, self.cluster.gpus_per_node)

@@ -45,7 +45,7 @@ _RULES = (
     ),
     _Rule(
         ("stack.python_launch_s",),
-        lambda scenario: scenario.stack.cuda_graphs == "off" and "stack.eager_launch_s" not in scenario.settings,
+        lambda scenario: scenario.launched_by_python,
         "CUDA graphs or stack.eager_launch take its place; --set stack.cuda_graphs=off uses it",
     ),
     _Rule(
@@ -161,8 +161,8 @@ def _engine(scenario: Scenario) -> Iterator[str]:
         yield Caution(
             f"stack '{stack.name}' runs on NVIDIA GPUs alone: {gpu.name} states no compute_capability", DECISIVE
         )
-    by_hand = {"stack.cuda_graphs", "stack.eager_launch_s", "stack.python_launch_s"} & scenario.settings.keys()
-    if stack.cuda_graphs == "off" and by_hand == {"stack.cuda_graphs"}:
+    by_hand = scenario.settings.keys()
+    if scenario.launched_by_python and "stack.cuda_graphs" in by_hand and "stack.python_launch_s" not in by_hand:
         measured = stack.python_launch_s > 0.0
         figure, launch_s = ("python", stack.python_launch_s) if measured else ("eager", stack.eager_launch_s)
         yield Caution(

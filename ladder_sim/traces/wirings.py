@@ -270,10 +270,10 @@ def predict_variants(
 ) -> dict[str, VariantTime]:
     """Rewire one recorded iteration and simulate it, or what was predicted.
 
-    Wirings are those of `ladder_sim.traces.wirings.rewire`, of a predicted run all that `predict` takes. A stream waits
-    `stream_wait_s` for another; None: `STREAM_WAIT_S`, in a predicted run its stack's. `contention` is how ops of other
-    wirings slow each other down; those that overlap in a recording did already. Ops of a predicted run slow each other,
-    as they did when it was predicted, if they are `contended`.
+    Wirings are those of `rewire`, of a predicted run all that `predict` takes. A stream waits `stream_wait_s` for
+    another; None: `STREAM_WAIT_S`, in a predicted run its stack's. `contention` is how ops of other wirings slow each
+    other down; those that overlap in a recording did already. Ops of a predicted run slow each other, as they did when
+    it was predicted, if they are `contended`.
     """
     names = list(dict.fromkeys(map(canonical, variants)))
     if step.origin is not None:

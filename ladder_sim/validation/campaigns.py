@@ -127,7 +127,7 @@ _SYSTEMS = MappingProxyType(
         "b300": "b300-sxm",
     }
 )
-# its names of precisions; what is left is our own
+# names of precisions in aiconfigurator-core that are not our own
 _FORMATS = MappingProxyType(
     {
         "bfloat16": "bf16",

@@ -15,7 +15,7 @@ from ladder_sim.report.figures.serve import capacity_figure
 from ladder_sim.serving import SLO, Capacity, Lengths, Service, Traffic
 from ladder_sim.serving.replicas.simulation import Sizes
 from ladder_sim.serving.sizing.best_plan import AS_MANY, TIED, _reason_against
-from ladder_sim.serving.sizing.estimates import Estimate, estimates_of
+from ladder_sim.serving.sizing.estimates import PlanEstimate, estimates_of
 from ladder_sim.serving.sizing.search import Case, Need, Points, Search
 from tests.support.commands import run
 from tests.support.replicas import SERVER, capacity, keywords
@@ -291,14 +291,14 @@ def test_plans_predicted_to_carry_no_more_than_those_ruled_out_are_tied() -> Non
     points = Known(lambda rate, seed: 2.0)
     service = Service.for_requests(SCENARIO, TRAFFIC, steps=SERVER)
     search = Search(service, "standard", TRAFFIC, SLO.parse("ttft_p95=1s"), points=points)
-    failed: list[Estimate] = []
+    failed: list[PlanEstimate] = []
     for number in range(5):
-        carried = Estimate(2.0, 0.0, 2.0, 10.0 - number, 5.0 - number / 2.0)
+        carried = PlanEstimate(2.0, 0.0, 2.0, 10.0 - number, 5.0 - number / 2.0)
         reason = _reason_against(search, carried, 8, failed)
         assert reason == (TIED if number >= 3 else AS_MANY)
     assert len(points.asked) == 3
     # one that is predicted to carry more is simulated
-    assert _reason_against(search, Estimate(2.0, 0.0, 2.0, 20.0, 10.0), 8, failed) == AS_MANY
+    assert _reason_against(search, PlanEstimate(2.0, 0.0, 2.0, 20.0, 10.0), 8, failed) == AS_MANY
 
 
 def test_gains_of_too_few_requests_are_not_said() -> None:

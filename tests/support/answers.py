@@ -144,7 +144,14 @@ def answers() -> dict[str, Schema]:
         "versus": _answer("versus", optional=_under_load(), **_versus(), **notes(_CHANGED)),
         "search": _answer("versus", **_search(), **notes()),
         "advise": _answer("advise", **_advise(), **notes(_PLACE)),
-        "compare": _answer("compare", batching=BATCHING, compared=TEXTS, rows=listed(_compared()), **notes()),
+        "compare": _answer(
+            "compare",
+            optional={"left_out": TEXTS},
+            batching=BATCHING,
+            compared=TEXTS,
+            rows=listed(_compared()),
+            **notes(),
+        ),
         "breakeven": _answer("breakeven", **_breakeven(), **notes(_POINT)),
         "sensitivity": _answer("sensitivity", **_sensitivity(), **notes()),
         "sweep-row": {
@@ -376,7 +383,7 @@ def _rewired() -> dict[str, Schema]:
 
 
 def _settings() -> dict[str, Schema]:
-    told = {"unit": TEXT, "default": {}, "description": TEXT}
+    told: Schema = {"unit": TEXT, "default": {}, "description": TEXT}
     bound = {"type": "number", "minimum": 0}
     sized = {"type": {"enum": ["number", "integer"]}, "maximum": bound, **told, "default": nullable(bound)}
     named = {"type": {"const": "string"}, **told, "default": nullable(TEXT)}

@@ -95,11 +95,10 @@ def report(fitted: FittedProfile) -> Iterator[str]:
         yield f"{slowdown.pair}, {kernel}: {np.median(ratios):.2f} times as long, {len(ratios)} points"
     for kernel in dict.fromkeys(loss.kernel for loss in fitted.losses):
         counts = sorted({loss.held for loss in fitted.losses if loss.kernel == kernel})
-        medians = (
-            np.median([loss.ratio for loss in fitted.losses if (loss.kernel, loss.held) == (kernel, count)])
+        longer = ", ".join(
+            f"{np.median([loss.ratio for loss in fitted.losses if (loss.kernel, loss.held) == (kernel, count)]):.2f}"
             for count in counts
         )
-        longer = ", ".join(f"{median:.2f}" for median in medians)
         yield f"{kernel}, next to {', '.join(f'{count:g}' for count in counts)} held: {longer} times as long"
     for gemm in fitted.sustained:
         clock = f", clock {gemm.clock_MHz:.0f} MHz" if gemm.clock_MHz else ""

@@ -1,8 +1,8 @@
 """The plan of a replica with the fewest GPUs that meet an SLO, of all that there are.
 
-Estimates say first how many GPUs each plan needs. Plans come in that order, and are searched
-only if they may do with fewer than the best so far, which one simulation says. Where several in turn cannot do with
-fewer, those predicted to carry no more are tied with them, and left out.
+Estimates say first how many GPUs each plan needs. Plans come in that order, and are searched only if they may do with
+fewer than the best so far, which one simulation says. Where several in turn cannot do with fewer, those predicted to
+carry no more are tied with them, and left out.
 """
 
 import math
@@ -14,7 +14,7 @@ from ladder_sim.errors import LadderSimError
 from ladder_sim.serving.requests.slo import SLO
 from ladder_sim.serving.requests.traffic import Traffic
 from ladder_sim.serving.service import Service
-from ladder_sim.serving.sizing.estimates import Estimate, estimates_of
+from ladder_sim.serving.sizing.estimates import PlanEstimate, estimates_of
 from ladder_sim.serving.sizing.search import PRECISION, Need, Points, Search
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
@@ -88,7 +88,7 @@ class Candidate(NamedTuple):
     """A plan that can be simulated, and its estimate for each variant."""
 
     service: Service
-    estimates: Mapping[str, Estimate]
+    estimates: Mapping[str, PlanEstimate]
 
 
 class Candidates(NamedTuple):
@@ -148,7 +148,7 @@ def best_plan(context: Context, variant: str, plans: Candidates) -> Best:
     needs: list[tuple[Need, Search]] = []
     simulated: list[Tried] = []
     left_out = list(plans.refused)
-    failed: list[Estimate] = []
+    failed: list[PlanEstimate] = []
     problems = [plans.problem] if plans.problem else []
     for service, estimates in plans.ordered(variant):
         estimate = estimates[variant]
@@ -197,7 +197,7 @@ def _service(
     return Service.for_requests(of_plan(plan), traffic, prefill=prefill, **how)
 
 
-def _reason_against(search: Search, estimate: Estimate, fewest: int, failed: list[Estimate]) -> str:
+def _reason_against(search: Search, estimate: PlanEstimate, fewest: int, failed: list[PlanEstimate]) -> str:
     """Return why a plan cannot do with fewer GPUs, as far as predictions and one simulation say; empty: it may.
 
     `failed` are the predictions for the plans in turn that a simulation ruled out; the call notes this one.

@@ -43,7 +43,7 @@ _PASSES = ("most", "idle", "busy")
 _ROUNDS = 4
 
 
-class Estimate(NamedTuple):
+class PlanEstimate(NamedTuple):
     """What the law says of a plan."""
 
     gpus: float
@@ -76,7 +76,7 @@ class _Carried(NamedTuple):
     """Requests per second."""
 
 
-def estimates_of(service: Service, variants: Sequence[str], traffic: Traffic, slo: SLO) -> dict[str, Estimate]:
+def estimates_of(service: Service, variants: Sequence[str], traffic: Traffic, slo: SLO) -> dict[str, PlanEstimate]:
     """Return what the law says of a plan, by variant.
 
     Its GPUs are those of one replica of each kind where steps were measured, or some replicas run prompts only.
@@ -85,7 +85,7 @@ def estimates_of(service: Service, variants: Sequence[str], traffic: Traffic, sl
     # refuses what does not fit
     loads = _LOADS[service.spec.step_requests >= _LOADS]
     if service.steps or service.prefill:
-        return dict.fromkeys(variants, Estimate(gpus, 0.0, gpus))
+        return dict.fromkeys(variants, PlanEstimate(gpus, 0.0, gpus))
     # answers of one token have no time per token
     bounds = [bound for bound in slo.bounds if bound.metric == "tpot" and traffic.gen.mean > 1.0]
     bound_s, percentile = min(((bound.seconds, bound.percentile or 50) for bound in bounds), default=(math.inf, 50))
@@ -93,7 +93,7 @@ def estimates_of(service: Service, variants: Sequence[str], traffic: Traffic, sl
     shortest_s = min((bound.seconds for bound in slo.bounds if bound.metric != "itl"), default=math.inf)
     above = NormalDist().inv_cdf(percentile / 100.0)
 
-    def estimate(carried: _Carried) -> Estimate:
+    def estimate(carried: _Carried) -> PlanEstimate:
         decode_s, token_s, decoding, rates = carried
 
         def rate_of(others: Floats) -> float:
@@ -103,11 +103,11 @@ def estimates_of(service: Service, variants: Sequence[str], traffic: Traffic, sl
 
         excess = float(decode_s[0]) / shortest_s
         if excess > SLACK or decode_s[0] > SLACK * bound_s:
-            return Estimate(math.inf, excess, math.inf)
+            return PlanEstimate(math.inf, excess, math.inf)
         rate = max(float(rates[0]), rate_of(decoding + above * np.sqrt(decoding)))
         most = rate if above else max(rate, rate_of(np.maximum(decoding - _MEDIAN, 0.0)))
         likely = math.ceil(traffic.rate / rate) * gpus
-        return Estimate(traffic.rate / (SLACK * most) * gpus, excess, likely, rate, rate / gpus)
+        return PlanEstimate(traffic.rate / (SLACK * most) * gpus, excess, likely, rate, rate / gpus)
 
     carried = _carried(service, variants, traffic, loads)
     return {name: estimate(each) for name, each in carried.items()}
