@@ -285,7 +285,7 @@ class KernelCosts:
         message = np.atleast_1d(shapes[0].message_bytes)
         apart = not self._varied and len(message) == 1
         if apart:
-            message = np.array([shape.message_bytes for shape in shapes])
+            message = np.ravel([shape.message_bytes for shape in shapes])
         if kind == "all_reduce_norm":
             fused_s, apart_s = (
                 self._machine.floor_s + self._machine.traffic_s(traffic * message)

@@ -205,6 +205,8 @@ def _profile(parsed: ProfileDocument) -> CalibrationProfile:
         cluster = catalog.cluster(parsed.gpu)
     except LadderSimError as error:
         raise BrokenRuleError(f"gpu: {error.message}") from None
+    if parsed.overheads.get("sustained_rate") == 0.0:
+        raise BrokenRuleError("overheads.sustained_rate is 0; must be above 0")
     measured = parsed.reference.model_dump(exclude_none=True)
     reference = dataclasses.replace(Gpu.of(cluster.gpu), **measured)
     same = ("name", "created", "environment", "sources", "overlap", "overheads")

@@ -16,7 +16,7 @@ from ladder_sim.simulate.breakdown import Collective
 from ladder_sim.specs.catalog import stack, stack_names
 from ladder_sim.specs.cluster import THIS_MACHINE
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.workload import USUAL, Workload
+from ladder_sim.specs.workload import FORMATS, USUAL, Workload
 from ladder_sim.units import decimals_of, format_count, format_quantity, short_name, step_for, unit_of
 from ladder_sim.wirings.names import NO_COMMUNICATION
 
@@ -99,6 +99,8 @@ _SETTINGS_OF = {
 }
 # models that runs were of, and what runs did not have: the others are counted
 _NAMED, _TOLD = 1, 5
+# what runs did not have, if it is a GPU
+_GPU = "GPU"
 # arguments that change which GPUs run what
 _PLACES = {"cluster", "nodes", "gpus_per_node", "tp", "pp", "ep", "attention_dp", "dp", "sp"}
 # a logarithmic axis shows values that span more than this factor better
@@ -298,9 +300,11 @@ def _own_passes(confidence: Confidence) -> str:
     if profile is None or profile.in_place is None:
         return ""
     timed = profile.environment.get("variants", "").replace(",", ", ")
+    dtype = confidence.scenario.workload.dtype
+    carried = "" if FORMATS[dtype].name in profile.gemm else f", GEMMs in {dtype} carried over from them"
     return (
-        f"Times of kernels are those of passes on {profile.name}{f' ({timed})' if timed else ''}; whole requests were "
-        "not compared: `ladder-sim calibrate check` does that."
+        f"Times of kernels are those of passes on {profile.name}{f' ({timed})' if timed else ''}{carried}; whole "
+        "requests were not compared: `ladder-sim calibrate check` does that."
     )
 
 
@@ -386,8 +390,11 @@ def evidence_text(*confidences: Confidence, wirings: Collection[str] | None = No
     # runs are named once: errors, which are of their own engine and kind of model, with them
     parts: dict[str, list[str]] = {}
     for runs, errors in sorted(never, key=lambda nearest: not nearest[1]):
-        lacked = _lacking(never[runs, errors], served=served)
-        said = [lacked] if runs in parts else [lacked, f"Nearest: {runs}{errors}."]
+        # one sentence has an error and the GPUs of which it says little
+        gpus = [text for label, text in never[runs, errors] if errors and label == _GPU]
+        lacked = _lacking((each for each in never[runs, errors] if each[1] not in gpus), served=served)
+        elsewhere = f"; none on {', '.join(gpus)}" if gpus else ""
+        said = [lacked] if runs in parts else [lacked, f"Nearest: {runs}{errors}{elsewhere}."]
         # where one sentence has room, an error says more than what was never measured
         parts.setdefault(runs, []).extend(filter(None, reversed(said) if errors else said))
     return " ".join([*dict.fromkeys(own), *chain(*parts.values())])
@@ -397,7 +404,8 @@ def _lacking(never: Iterable[tuple[str, str]], *, served: bool) -> str:
     """Return a sentence on what measured runs lacked: the first five parts, each with its values."""
     values: dict[str, list[str]] = {}
     for label, text in never:
-        values.setdefault(label or text, []).extend([text] if label else [])
+        named = label if label != _GPU else ""
+        values.setdefault(named or text, []).extend([text] if named else [])
     texts = [" ".join(filter(None, (label, ", ".join(each)))) for label, each in values.items()]
     if not texts:
         return ""
@@ -439,10 +447,13 @@ def _evidence(
 
 def _lacked(scenario: Scenario, part: str, details: Sequence[str], *, served: bool) -> tuple[str, str]:
     """Return what runs lacked of a scenario's part, in a few words: a label, or none, and the value."""
+    stack = scenario.stack
     if part == "gpu":
-        return "", scenario.cluster.gpu.name
+        return _GPU, scenario.cluster.gpu.name
     if part == "stack":
-        return "", f"{scenario.stack.name} with all-reduce {scenario.stack.allreduce}"
+        by_hand = ", ".join(map(field_label, scenario.set_by_hand(*_SETTINGS_OF["stack"])))
+        figures = f"{by_hand} by hand" if by_hand else "other figures than the catalog's"
+        return "", f"{stack.name} with {figures if own_figures(scenario) else f'all-reduce {stack.allreduce}'}"
     if part in ("model_size", "model_family", "layers"):
         return "", scenario.model.name
     if part == "links":

@@ -91,6 +91,11 @@ class ComparisonReport(Report[Comparison]):
         )
 
     def _verdict(self) -> str:
+        """Return the gains in a sentence, and in another on which names the scenario cannot run."""
+        absent = ", ".join(reason.split(":")[0] for reason in self.answer.left_out)
+        return f"{self._gains()} The scenario cannot run on {absent}." if absent else self._gains()
+
+    def _gains(self) -> str:
         """Return the least and the largest gain, or rates where there is only standard, as a sentence."""
         name = self.leading
         if not name:

@@ -161,11 +161,13 @@ def _engine(scenario: Scenario) -> Iterator[str]:
         yield Caution(
             f"stack '{stack.name}' runs on NVIDIA GPUs alone: {gpu.name} states no compute_capability", DECISIVE
         )
-    if scenario.launched_by_python and "stack.cuda_graphs" in scenario.settings:
-        launch_s = stack.python_launch_s or stack.eager_launch_s
+    by_hand = scenario.settings.keys()
+    if scenario.launched_by_python and "stack.cuda_graphs" in by_hand and "stack.python_launch_s" not in by_hand:
+        measured = stack.python_launch_s > 0.0
+        figure, launch_s = ("python", stack.python_launch_s) if measured else ("eager", stack.eager_launch_s)
         yield Caution(
-            f"without CUDA graphs the CPU launches each kernel, in {format_seconds(launch_s)} (stack.eager_launch): "
-            + ("as measured on other hosts, whose CPUs differ" if stack.python_launch_s else _PYTHON_UNMEASURED),
+            f"without CUDA graphs the CPU launches each kernel, in {format_seconds(launch_s)} (stack.{figure}_launch): "
+            + ("as measured on other hosts, whose CPUs differ" if measured else _PYTHON_UNMEASURED),
             DECISIVE,
         )
 

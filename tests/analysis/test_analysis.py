@@ -262,7 +262,7 @@ def test_compare_leaves_out_where_the_scenario_cannot_run() -> None:
     assert [each.name for each in shown] == ["h100-sxm"]
     (reason,) = shown.left_out
     assert reason.startswith("l40s: llama-3.1-70b needs")
-    assert shown.summary.endswith(" on h100-sxm.")
+    assert shown.summary.endswith(" on h100-sxm. The scenario cannot run on l40s.")
     assert "left out" in str(shown)
     assert shown.to_dict()["left_out"] == [reason]
 

@@ -291,3 +291,13 @@ def test_passes_of_some_wirings_leave_out_the_others_one_by_one() -> None:
     answer = " ".join(f"{result} {result.explain()}".split())
     assert "evidence Times of kernels are those of passes on this-machine (standard, ladder)" in answer
     assert "H100" not in answer
+
+
+def test_passes_say_which_gemms_they_did_not_run() -> None:
+    """Times of GEMMs in fp8, carried over from passes in 32 bits, were called those of the passes."""
+    changed = {"model.layers": 8, "model.vocab": 8192}
+    for dtype, carried in (("bf16", False), ("fp8", True)):
+        asked = Scenario(model="1b", cluster="this-machine", tp=2, prompt=64, gen=8, dtype=dtype, overrides=changed)
+        answer = " ".join(str(predict(asked, profile=str(PASSES))).split())
+        assert "evidence Times of kernels are those of passes on this-machine (standard, ladder)" in answer
+        assert (f"GEMMs in {dtype} carried over from them" in answer) == carried

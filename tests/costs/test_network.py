@@ -443,3 +443,15 @@ def test_messages_priced_together_are_those_priced_one_by_one(kind: CollectiveKi
         assert together.seconds == pytest.approx(alone.seconds, rel=1e-12)
         assert together.error == pytest.approx(alone.error, rel=1e-12)
         assert dataclasses.asdict(together.demand) == pytest.approx(dataclasses.asdict(alone.demand), rel=1e-12)
+
+
+@pytest.mark.parametrize("fields", [{"tp": 8, "stack": "vllm"}, {"nodes": 2, "tp": 16}])
+def test_a_message_in_an_array_is_priced_as_a_number(fields: dict[str, object]) -> None:
+    """`capacity` failed where one load alone had steps of a form: its messages were arrays of one."""
+    asked = scenario(cluster="h100-sxm", **fields)
+    costs = KernelCosts(asked, resolve_profile(asked, None))
+    (number,), (array,) = (
+        costs.estimates([Op(name="", kind="all_reduce", shape=CollectiveShape(message_bytes=size))])
+        for size in (1e6, np.array([1e6]))
+    )
+    assert dataclasses.asdict(array) == dataclasses.asdict(number)

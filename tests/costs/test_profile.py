@@ -237,6 +237,7 @@ def _set(*path: Any) -> Callable[[dict[str, Any]], None]:
         (_set("experts", [{**LAYER, **TABLE}]), r"experts\[0\].axes is m, n, k; it must be expert_tp, ep, tokens"),
         (_set("experts", [{**LAYER, **TABLE, "format": ""}]), r"experts\[0\].format"),
         (_set("overheads", {"eager_launch_s": -1e-3}), "overheads.eager_launch_s is -0.001"),
+        (_set("overheads", {"sustained_rate": 0}), "overheads.sustained_rate is 0; must be above 0"),
         (_set("overlap", {"ring_traffic": -4}), "overlap.ring_traffic is -4"),
         (_set("surprise", 1), "surprise"),
     ],

@@ -249,3 +249,19 @@ def test_the_error_of_the_nearest_servings_has_room(model: str) -> None:
     """Where all of the evidence has no room, the first sentence of it is the error."""
     predictions = predict(model=model, cluster="h200-sxm", stack="vllm", concurrency=32)
     assert "left-out error TPOT" in " ".join(lines_of(predictions))
+
+
+def test_an_error_names_the_gpu_that_no_run_had() -> None:
+    """What was never measured had no room: servings of H100s alone spoke for an MI300X."""
+    asked = Scenario(model="mistral-nemo-12b", stack="vllm", concurrency=8)
+    answers = [
+        " ".join(" ".join(lines_of(predict(asked.replace(cluster=name)))).split()) for name in ("mi300x", "h100-sxm")
+    ]
+    assert ["none on MI300X 192GB" in answer for answer in answers] == [True, False]
+
+
+def test_figures_by_hand_are_what_no_run_had() -> None:
+    """The all-reduce was named, which all runs had."""
+    eager = Scenario(model="70b", overrides={"stack.cuda_graphs": "off"})
+    answer = " ".join(" ".join(lines_of(predict(eager))).split())
+    assert "Never measured: gpt-fast with stack.cuda_graphs by hand." in answer

@@ -168,3 +168,11 @@ def test_what_is_one_is_not_compared_and_what_is_modelled_alike_says_so() -> Non
     answer = " ".join(str(compare(names=["vllm", "vllm@0.32"], model="8b")).split())
     assert "nothing in the model tells vllm from vllm@0.32: their figures are equal" in answer
     assert "nothing in the model" not in str(compare(names=["vllm", "vllm@0.8.1"], model="8b"))
+
+
+def test_an_answer_names_every_cluster_that_cannot_run() -> None:
+    """Two of four clusters were missing without a word: the line with the reasons had no room."""
+    fitting, others = ["b200-sxm", "mi300x"], ["h100-sxm", "l40s"]
+    answer = " ".join(str(compare(names=[*fitting, *others], model="405b")).split())
+    assert "The scenario cannot run on h100-sxm, l40s." in answer
+    assert "cannot run" not in str(compare(names=fitting, model="405b"))
