@@ -81,7 +81,7 @@ def test_versus_prints_it() -> None:
         "--technique",
         "fused-norm",
     )
-    price = "101 (88-135) GPU-hours, paid back after 3.65 B (1.83 B-31.8 B) served tokens"
+    price = "101 (88-135) GPU-hours, paid back after 3.64 B (1.82 B-32.1 B) served tokens"
     assert price in " ".join(run("versus", *flags).out.split())
     explained = " ".join(run("versus", *flags, "--explain").out.split())
     assert "adapting the model to ladder, with 3.00 B tokens, as published of hybrid-ladder:16" in explained
