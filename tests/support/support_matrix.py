@@ -1,42 +1,37 @@
-"""The table of README that says where times come from. ``python -m tests.support.support_matrix`` writes it anew."""
-
-from typing import get_args
+"""The table of README that says how much of a time was measured. ``python -m tests.support.support_matrix`` writes it anew."""
 
 from ladder_sim import Scenario, predict
-from ladder_sim.costs.estimate import Source
 from tests.conftest import DATA, REPO
 
 PAGE = REPO / "README.md"
 # a model for each kind of layers
 MODELS = {
-    "dense: Llama 3.1 70B": "70b",
-    "experts: Qwen3-235B": "qwen3-235b",
-    "latent attention: DeepSeek-V3": "deepseek-v3",
-    "sparse attention: DeepSeek-V3.2": str(DATA / "deepseek_v32_layers.json"),
-    "linear attention: Qwen3-Next-80B": str(DATA / "qwen3_next_layers.json"),
-    "Mamba2: Nemotron 3 Super": str(DATA / "nemotron_h_layers.json"),
+    "dense": "70b",
+    "experts": "qwen3-235b",
+    "latent attention": "deepseek-v3",
+    "sparse attention": str(DATA / "deepseek_v32_layers.json"),
+    "linear attention": str(DATA / "qwen3_next_layers.json"),
+    "Mamba2": str(DATA / "nemotron_h_layers.json"),
 }
 CLUSTERS = {"H200": "h200-sxm", "B200": "b200-sxm", "MI355X": "mi355x", "MI300X": "mi300x"}
-HEAD = f"| percent of the time: {', '.join(get_args(Source))} | {' | '.join(CLUSTERS)} |"
+HEAD = f"| percent measured | {' | '.join(MODELS)} |"
 
 
-def shares(model: str, cluster: str) -> str:
-    """Return the percentages of standard's time that each source prices, of 16 requests in flight under SGLang."""
+def measured(model: str, cluster: str) -> str:
+    """Return the percentage of standard's time that was measured, of 16 requests in flight under SGLang."""
     scenario = Scenario(model=model, cluster=cluster, stack="sglang", concurrency=16)
     standard = predict(scenario, ["standard"])["standard"]
-    of = dict.fromkeys(get_args(Source), 0.0)
-    for (source, _), seconds in standard.breakdown.sources_s.items():
-        of[source] += seconds / standard.request_s
-    return ", ".join(f"{100.0 * share:.0f}" for share in of.values())
+    seconds = sum(each for (source, _), each in standard.breakdown.sources_s.items() if source == "measured")
+    return f"{100.0 * seconds / standard.request_s:.0f}"
 
 
 def table() -> str:
     """Return the table as lines of Markdown."""
     rows = [
-        f"| {name} | {' | '.join(shares(model, cluster) for cluster in CLUSTERS.values())} |"
-        for name, model in MODELS.items()
+        f"| {name} | {' | '.join(measured(model, cluster) for model in MODELS.values())} |"
+        for name, cluster in CLUSTERS.items()
     ]
-    return "\n".join([HEAD, "|---" * (1 + len(CLUSTERS)) + "|", *rows])
+    return "\n".join([HEAD, "|---" * (1 + len(MODELS)) + "|", *rows])
 
 
 def main() -> None:
