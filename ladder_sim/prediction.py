@@ -239,7 +239,7 @@ def predict(
     >>> from ladder_sim import Scenario, predict
     >>> scenario = Scenario(model="405b", nodes=2)
     >>> {name: round(prediction.speedup.value, 2) for name, prediction in predict(scenario).items()}
-    {'standard': 1.0, 'parallel': 1.25, 'ladder': 1.44, 'upper-bound': 1.59}
+    {'standard': 1.0, 'parallel': 1.25, 'ladder': 1.44, 'upper-bound': 1.58}
     >>> predict(scenario, ["ladder"])
     <Predictions: Ladder is 1.44x as fast as standard here (90 %: 1.26-1.64); it needs retraining.>
     """

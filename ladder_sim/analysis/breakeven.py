@@ -177,9 +177,9 @@ def breakeven(
     --------
     >>> result = breakeven(Scenario(model="405b", nodes=2), "inter.allreduce_floor", "16:400us", gain=0.3)
     >>> [(f"{1e6 * crossing.value:.1f} us", crossing.direction) for crossing in result.crossings]
-    [('25.2 us', 'rising'), ('272.7 us', 'falling')]
+    [('25.3 us', 'rising'), ('273.2 us', 'falling')]
     >>> [f"{1e6 * start:.0f} to {1e6 * stop:.0f} us" for start, stop in result.sure]
-    ['68 to 134 us']
+    ['68 to 135 us']
     """
     point = point_asked(scenario, fields)
     target = 1.0 + _gain(gain)

@@ -272,7 +272,7 @@ def test_slower_steps_break_at_lower_rates() -> None:
 def test_a_simulation_answers_for_slower_steps_too() -> None:
     """Guards the law: slower steps do to requests what steps as predicted do to requests that come as much faster."""
     points: Points = {}
-    traffic = replace(TRAFFIC, requests=1000)
+    traffic = replace(TRAFFIC, requests=3000)
     service = Service.for_requests(SCENARIO, traffic)
     slo = SLO.parse("ttft_p95=300ms,tpot_p95=8ms,e2e_p95=1s,itl_p95=20ms")
     search = Search(service, "ladder", traffic, slo, points=points)
@@ -281,7 +281,7 @@ def test_a_simulation_answers_for_slower_steps_too() -> None:
     for slower in (0.8, 1.25):
         seconds = search.seconds(100.0 / slower, case=Case(slower=slower))
         whole = service.run("ladder", replace(traffic, rate=100.0 / slower), slo=slo, slower=slower, replicas=1)
-        # percentiles of one draw; and the power limit follows the seconds before, not the steps
+        # percentiles of one draw, up to 11 % apart with 1,000 requests; and the power limit follows the seconds before
         assert seconds == pytest.approx(whole.bounded_s, rel=0.05)
     assert len(points) == simulated
 

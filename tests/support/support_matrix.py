@@ -1,4 +1,4 @@
-"""The table of README that says how much of a time was measured. ``python -m tests.support.support_matrix`` writes it anew."""
+"""README's table of how much of a time was measured. ``python -m tests.support.support_matrix`` writes it anew."""
 
 from ladder_sim import Scenario, predict
 from tests.conftest import DATA, REPO
