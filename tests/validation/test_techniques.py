@@ -1,5 +1,7 @@
 """Gains of techniques against published ones, as docs/evidence.md has them."""
 
+import pytest
+
 from benchmarks.techniques import Gain, published, tokenweave
 
 
@@ -11,18 +13,20 @@ def same_sign(gain: Gain) -> bool:
     return (gain.measured > 1.0) == (gain.predicted > 1.0)
 
 
-def test_prompts_in_two_parts_with_fused_norms() -> None:
+def test_prompts_in_two_parts_with_fused_norms(monkeypatch: pytest.MonkeyPatch) -> None:
     """TokenWeave: eager vLLM, whose launches are fitted to the first of these rows.
 
-    4.3 %, long prompts 4.5, since the power limit is measured on another GPU; 3.5 and 3 while it was fitted to these.
+    At the power limit of its H100s, as prefills without all-reduces have it, which neither communicate nor split: 0.83,
+    as an H200, leaves them 4 % too short, 0.78 without a bias. The page has the gains at 0.83.
     """
+    monkeypatch.setattr("ladder_sim.costs.hardware.SUSTAINED_RATE", 0.78)
     gains = tokenweave()
     assert len(gains) == 14
     assert all(map(same_sign, gains))
-    assert mean(gains, "error") <= 0.045
+    assert mean(gains, "error") <= 0.04
     assert max(abs(gain.error) for gain in gains) <= 0.08
     long = [gain for gain in gains if int(gain.cells[1]) >= 4096]
-    assert mean(long, "error") <= 0.045
+    assert mean(long, "error") <= 0.03
     # more than all-reduces for nothing gain, as measured
     for gain in long:
         measured_bound, predicted_bound = float(gain.cells[2]), float(gain.cells[3])
