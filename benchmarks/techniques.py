@@ -40,10 +40,13 @@ class Gain(NamedTuple):
 
 
 @cache
-def tokenweave() -> list[Gain]:
-    """Prefills of Llama 3.3 70B in two parts with fused norms, over those with multimem alone."""
+def tokenweave(**overheads: float) -> list[Gain]:
+    """Prefills of Llama 3.3 70B in two parts with fused norms, over those with multimem alone.
+
+    `overheads`: figures of a profile that its machine has otherwise.
+    """
     gains = []
-    eager = replace(load_profile("h100-sxm-vllm"), overheads=EAGER)
+    eager = replace(load_profile("h100-sxm-vllm"), overheads=EAGER | overheads)
     for row in rows_of(DATA / "tokenweave_prefill.csv"):
         fields = TOKENWEAVE | {"tp": int(row["tp"]), "prompt": int(row["prompt"])}
         plain = predict(Scenario(**fields), ["standard", "upper-bound"], profile=eager)
