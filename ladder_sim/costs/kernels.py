@@ -6,8 +6,9 @@ the measured GPU that is the measurement; on another it is the measurement carri
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -19,6 +20,7 @@ from ladder_sim.costs.estimate import (
     COLLECTIVE_ERROR,
     NCCL_ENDS,
     Estimate,
+    OverlapParameters,
     Source,
     collective_sms,
     collective_traffic_bytes,
@@ -33,7 +35,7 @@ from ladder_sim.costs.profile import HBM_EFFICIENCY, CalibrationProfile
 from ladder_sim.des.shared import Demand, Floats, Number, any_true, maximum, minimum, where
 from ladder_sim.errors import ProfileError, UsageError
 from ladder_sim.graph.ops import CollectiveKind, Op
-from ladder_sim.kernels import TABLE_KINDS, CollectiveShape, Gpu, Group, Kind, Lookup, Machine, Shape, TableOf
+from ladder_sim.kernels import TABLE_KINDS, CollectiveShape, Gpu, Group, Kind, Lookup, Machine, Shape, Stack, TableOf
 from ladder_sim.specs.cluster import THIS_MACHINE
 from ladder_sim.specs.scenario import HOPPER, Scenario
 
@@ -50,6 +52,10 @@ KERNEL_ERROR: Mapping[Source, float] = {"measured": 0.15, "fitted": 0.2, "transf
 # the same if a fit to end-to-end runs has set the level: what is left is one shape relative to another. Nine tenths of
 # the bf16 GEMM rows left out of the H100 tables lie within 5 %; the others are judgement
 CALIBRATED_KERNEL_ERROR: Mapping[Source, float] = {**KERNEL_ERROR, "measured": 0.05, "fitted": 0.1, "roofline": 0.1}
+
+# of kernels whose estimates are kept for one GPU and stack
+_MOST_KEPT = 10_000
+_GETTERS = {kind: attrgetter(*(each.name for each in fields(kind))) for kind in (Gpu, Stack, OverlapParameters)}
 
 # in no configuration
 NOWHERE = np.zeros(1, np.bool_)
@@ -126,7 +132,15 @@ class KernelCosts:
         self.measured_here = profile is not None and self.hardware.same_node(profile.cluster)
         # measured collectives inside a node; None: there are no collectives, or only formulas
         self.links_profile = next((network.profile for network in self._networks.values()), None)
-        self._kernel_error = CALIBRATED_KERNEL_ERROR if self._calibrated(scenario) else KERNEL_ERROR
+        calibrated = self._calibrated(scenario)
+        self._kernel_error = CALIBRATED_KERNEL_ERROR if calibrated else KERNEL_ERROR
+        # estimates of kernels, by `_key`; None: each is made anew
+        self._kept: dict[object, Estimate] | None = None
+        if not self._varied and not (profile and profile.in_place):
+            figures = (_figures(each) for each in (self.hardware.gpu, self.hardware.stack, self.hardware.overlap))
+            self._kept = _kept(profile, gpu, calibrated, self._machine.padded_share, *figures)
+            if len(self._kept) > _MOST_KEPT:
+                self._kept.clear()
 
     def _calibrated(self, scenario: Scenario) -> bool:
         if self.profile is None or not self._here:
@@ -140,10 +154,16 @@ class KernelCosts:
         Shapes may hold arrays of one size per configuration. `source` is only valid for a single one.
         """
         lookups: dict[tuple[Kind, TableOf], list[tuple[int, Lookup]]] = defaultdict(list)
-        estimates: dict[int, Estimate] = {}
-
+        kept, keys = self._kept, {} if self._kept is None else {at: _key(op) for at, op in enumerate(ops)}
+        try:
+            estimates = {at: known for at, key in keys.items() if kept and (known := kept.get(key))}
+        except TypeError:
+            # sizes of many passes
+            keys, estimates = {}, {}
         sent: dict[tuple[CollectiveKind, Group, str, float], list[int]] = defaultdict(list)
         for at, op in enumerate(ops):
+            if at in estimates:
+                continue
             if in_place := self._in_place(op):
                 estimates[at] = in_place
             elif (message := op.message) is not None:
@@ -162,6 +182,8 @@ class KernelCosts:
         for (kind, of), placed in lookups.items():
             tabled = self._tabled(kind, of, [(ops[at].shape, lookup) for at, lookup in placed])
             estimates.update(zip((at for at, _ in placed), tabled, strict=True))
+        if kept is not None:
+            kept.update((key, estimates[at]) for at, key in keys.items() if key)
         return [estimates[at] for at in range(len(ops))]
 
     def _in_place(self, op: Op) -> Estimate | None:
@@ -340,6 +362,23 @@ class KernelCosts:
 
     def _memory_share(self, moved_bytes: Number, seconds: Number) -> Number:
         return minimum(1.0, self._machine.traffic_s(moved_bytes) / seconds)
+
+
+@lru_cache(maxsize=16)
+def _kept(*figures: object) -> dict[object, Estimate]:
+    """Return where estimates of kernels are kept that depend on these figures: links and plans change none of them."""
+    return {}
+
+
+def _figures(section: Gpu | Stack | OverlapParameters) -> tuple[Any, ...]:
+    values: tuple[Any, ...] = _GETTERS[type(section)](section)
+    return values
+
+
+def _key(op: Op) -> object:
+    """Return what a kernel's estimate depends on, its hardware apart; None for a collective."""
+    # a single row takes another kernel, a single one on average does not
+    return None if op.message else (op.shape, type(getattr(op.shape, "m", None)))
 
 
 @lru_cache(maxsize=128)
