@@ -28,7 +28,7 @@ from ladder_sim.costs.estimate import (
     listed,
     waiting_share,
 )
-from ladder_sim.costs.hardware import Hardware
+from ladder_sim.costs.hardware import Hardware, Link
 from ladder_sim.costs.in_place import SCHEDULED_ERROR
 from ladder_sim.costs.lookup import RatioTable
 from ladder_sim.costs.profile import HBM_EFFICIENCY, CalibrationProfile
@@ -53,9 +53,10 @@ KERNEL_ERROR: Mapping[Source, float] = {"measured": 0.15, "fitted": 0.2, "transf
 # the bf16 GEMM rows left out of the H100 tables lie within 5 %; the others are judgement
 CALIBRATED_KERNEL_ERROR: Mapping[Source, float] = {**KERNEL_ERROR, "measured": 0.05, "fitted": 0.1, "roofline": 0.1}
 
-# of kernels whose estimates are kept for one GPU and stack
-_MOST_KEPT = 10_000
-_GETTERS = {kind: attrgetter(*(each.name for each in fields(kind))) for kind in (Gpu, Stack, OverlapParameters)}
+# estimates that are kept for each GPU and stack, and for each network
+_MOST_KEPT = 4096
+_Kept = dict[object, Estimate]
+_FIGURES = {kind: attrgetter(*(each.name for each in fields(kind))) for kind in (Gpu, Stack, OverlapParameters, Link)}
 
 # in no configuration
 NOWHERE = np.zeros(1, np.bool_)
@@ -134,13 +135,16 @@ class KernelCosts:
         self.links_profile = next((network.profile for network in self._networks.values()), None)
         calibrated = self._calibrated(scenario)
         self._kernel_error = CALIBRATED_KERNEL_ERROR if calibrated else KERNEL_ERROR
-        # estimates of kernels, by `_key`; None: each is made anew
-        self._kept: dict[object, Estimate] | None = None
+        # estimates by what tells ops apart, of kernels and of collectives; None: each is made anew
+        self._kept: tuple[_Kept, _Kept] | None = None
         if not self._varied and not (profile and profile.in_place):
-            figures = (_figures(each) for each in (self.hardware.gpu, self.hardware.stack, self.hardware.overlap))
-            self._kept = _kept(profile, gpu, calibrated, self._machine.padded_share, *figures)
-            if len(self._kept) > _MOST_KEPT:
-                self._kept.clear()
+            here = self.hardware
+            figures = [_FIGURES[type(each)](each) for each in (here.gpu, here.stack, here.overlap)]
+            kernels = (profile, gpu, calibrated, self._machine.padded_share, *figures)
+            links = [_FIGURES[Link](each) for each in (here.intra, here.inter, here.host)]
+            techniques = [name in scenario.techniques for name in Network.techniques]
+            parts = (scenario.cluster, scenario.stack, plan, scenario.p2p, scenario.model.experts_per_token)
+            self._kept = _kept(kernels), _kept((*kernels, *links, here.host_low_latency_share, *techniques, *parts))
 
     def _calibrated(self, scenario: Scenario) -> bool:
         if self.profile is None or not self._here:
@@ -154,12 +158,12 @@ class KernelCosts:
         Shapes may hold arrays of one size per configuration. `source` is only valid for a single one.
         """
         lookups: dict[tuple[Kind, TableOf], list[tuple[int, Lookup]]] = defaultdict(list)
-        kept, keys = self._kept, {} if self._kept is None else {at: _key(op) for at, op in enumerate(ops)}
+        keys = [self._key(op) for op in ops] if self._kept else []
         try:
-            estimates = {at: known for at, key in keys.items() if kept and (known := kept.get(key))}
+            estimates = {at: known for at, (kept, key) in enumerate(keys) if (known := kept.get(key))}
         except TypeError:
             # sizes of many passes
-            keys, estimates = {}, {}
+            keys, estimates = [], {}
         sent: dict[tuple[CollectiveKind, Group, str, float], list[int]] = defaultdict(list)
         for at, op in enumerate(ops):
             if at in estimates:
@@ -182,9 +186,18 @@ class KernelCosts:
         for (kind, of), placed in lookups.items():
             tabled = self._tabled(kind, of, [(ops[at].shape, lookup) for at, lookup in placed])
             estimates.update(zip((at for at, _ in placed), tabled, strict=True))
-        if kept is not None:
-            kept.update((key, estimates[at]) for at, key in keys.items() if key)
+        for at, (kept, key) in enumerate(keys):
+            kept[key] = estimates[at]
         return [estimates[at] for at in range(len(ops))]
+
+    def _key(self, op: Op) -> tuple[_Kept, object]:
+        """Return where an op's estimate is kept, and what tells it from others there."""
+        assert self._kept
+        kernels, collectives = self._kept
+        if op.message:
+            return collectives, (op.kind, op.shape)
+        # a single row takes another kernel than a single one on average
+        return kernels, (op.shape, type(getattr(op.shape, "m", None)))
 
     def _in_place(self, op: Op) -> Estimate | None:
         """Return the estimate of an op from real passes; None without passes, or if the profile has a table of it."""
@@ -364,21 +377,17 @@ class KernelCosts:
         return minimum(1.0, self._machine.traffic_s(moved_bytes) / seconds)
 
 
-@lru_cache(maxsize=16)
-def _kept(*figures: object) -> dict[object, Estimate]:
-    """Return where estimates of kernels are kept that depend on these figures: links and plans change none of them."""
+@lru_cache(maxsize=64)
+def _all_kept(figures: tuple[object, ...]) -> _Kept:
     return {}
 
 
-def _figures(section: Gpu | Stack | OverlapParameters) -> tuple[Any, ...]:
-    values: tuple[Any, ...] = _GETTERS[type(section)](section)
-    return values
-
-
-def _key(op: Op) -> object:
-    """Return what a kernel's estimate depends on, its hardware apart; None for a collective."""
-    # a single row takes another kernel, a single one on average does not
-    return None if op.message else (op.shape, type(getattr(op.shape, "m", None)))
+def _kept(figures: tuple[object, ...]) -> _Kept:
+    """Return where estimates are kept that depend on these figures, besides the size of the op."""
+    kept = _all_kept(figures)
+    if len(kept) > _MOST_KEPT:
+        kept.clear()
+    return kept
 
 
 @lru_cache(maxsize=128)
