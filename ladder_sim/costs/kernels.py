@@ -368,13 +368,19 @@ class KernelCosts:
                 source=source,
                 algorithm=algorithm,
                 inline=inline,
-                demand=Demand(held_sms=held, waits=waits, memory=memory, link=1.0),
+                demand=(_sent_demand if apart else _sent_demand.__wrapped__)(held, waits, memory),
             )
             for (own_s, error, inline, held, waits, memory), (source, algorithm) in zip(rows, origins, strict=True)
         ]
 
     def _memory_share(self, moved_bytes: Number, seconds: Number) -> Number:
         return minimum(1.0, self._machine.traffic_s(moved_bytes) / seconds)
+
+
+@lru_cache(maxsize=_MOST_KEPT)
+def _sent_demand(held_sms: Number, waits: Number, memory: Number) -> Demand:
+    """Return what a collective uses: one object for equal numbers, by which simulations are kept."""
+    return Demand(held_sms=held_sms, waits=waits, memory=memory, link=1.0)
 
 
 @lru_cache(maxsize=64)

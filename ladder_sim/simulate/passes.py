@@ -57,6 +57,12 @@ STEADY = 1e-9
 # share of a pass by which ops of one kind must differ from another pass's to be named
 SAME = 1e-4
 
+# times of tasks, seconds of simulated layers and of those left out, and whether the kept ones are periodic
+_Ran = tuple[TaskTimes, Number, Number, "bool | NDArray[np.bool_]"]
+# single configurations that were simulated: many techniques change some of a wiring's passes only. 25 kB each
+_KEPT: dict[tuple[object, ...], _Ran] = {}
+_MOST_KEPT = 512
+
 
 class ForwardPass:
     """One forward pass of one variant: how long it takes, and on demand what it is made of.
@@ -193,8 +199,7 @@ class ForwardPass:
         seconds: Number = 0.0
         left: NDArray[Any] | None = None
         while True:
-            times = ENGINES[self.engine](program)
-            makespan_s, added_s, steady = _added(schedule, program, times)
+            times, makespan_s, added_s, steady = self._once(schedule, program)
             if self._follow:
                 errors = [estimate.error for estimate in self.estimates(schedule)]
                 if left is not None:
@@ -208,13 +213,27 @@ class ForwardPass:
                 seconds = makespan_s + added_s
             if steady is True or np.all(steady):
                 return schedule, program, times, seconds
-            schedule, program = self.lowered(
-                schedule.keep + 1 if schedule.keep == FIRST_PERIODS else int(MORE * schedule.keep)
-            )
+            schedule, program = self.lowered(more_periods(schedule.keep))
             if isinstance(seconds, np.ndarray):
                 left = np.arange(len(seconds)) if left is None else left
                 left = left[~np.broadcast_to(steady, len(left))]
                 program = program if len(left) == len(seconds) else program.of(left)
+
+    def _once(self, schedule: Schedule, program: Program) -> "_Ran":
+        """Simulate a program, or return what a program of the same tasks and times has taken."""
+        key = self.engine, self._device.sms, program.outline, *program.costs
+        try:
+            ran = _KEPT.get(key)
+        except TypeError:
+            # of several configurations
+            times = ENGINES[self.engine](program)
+            return times, *added_seconds(schedule, program, times)
+        if ran is None:
+            if len(_KEPT) >= _MOST_KEPT:
+                _KEPT.clear()
+            times = ENGINES[self.engine](program)
+            ran = _KEPT[key] = times, *added_seconds(schedule, program, times)
+        return ran
 
     @cached_property
     def simulated(self) -> tuple[Schedule, Timeline]:
@@ -290,12 +309,13 @@ def forward_passes(
     engine: Engine = "fast",
     keep: int = FIRST_PERIODS,
     follow: bool = False,
+    own_duty: bool = True,
 ) -> dict[str, list[ForwardPass]]:
     """Simulate passes of each of several variants; the ops of all are priced in one call.
 
     `passes` are the phase and sizes of each; sizes of one pass are all of one form
     (`ladder_sim.graph.techniques`). `keep` periods of each run of identical layers are simulated at first.
-    `follow` is as `ForwardPass` takes it.
+    `follow` is as `ForwardPass` takes it. Without `own_duty` passes are as priced, before `ForwardPass.at_own_duty`.
     """
     inputs = PassInputs.of(scenario)
     kinds = [(phase, int(np.max(form(inputs, phase, sizes.tokens)))) for phase, sizes in passes]
@@ -319,7 +339,7 @@ def forward_passes(
             forward = ForwardPass(
                 schedules[name, kind], known, costs.hardware, gpu, engine, latest.get(kind), device, follow=follow
             )
-            latest[kind] = forward.at_own_duty()
+            latest[kind] = forward.at_own_duty() if own_duty else forward
             simulated.setdefault(name, []).append(latest[kind])
     return simulated
 
@@ -416,7 +436,14 @@ def _serial_s(schedule: Schedule, estimates: Sequence[Estimate], hardware: Hardw
     return longest_s
 
 
-def _added(schedule: Schedule, program: Program, times: TaskTimes) -> tuple[Number, Number, "bool | NDArray[np.bool_]"]:
+def more_periods(keep: int) -> int:
+    """Return how many periods are simulated where so many are not steady."""
+    return keep + 1 if keep == FIRST_PERIODS else int(MORE * keep)
+
+
+def added_seconds(
+    schedule: Schedule, program: Program, times: TaskTimes
+) -> tuple[Number, Number, "bool | NDArray[np.bool_]"]:
     """Return the seconds of simulated layers, those of left-out layers, and whether the kept ones are periodic."""
     makespan_s = reduce(maximum, (times[2][number] for number in program.outline.last_tasks))
     added_s: Number = 0.0

@@ -14,7 +14,7 @@ from ladder_sim.errors import LadderSimError
 from ladder_sim.serving.requests.slo import SLO
 from ladder_sim.serving.requests.traffic import Traffic
 from ladder_sim.serving.service import Service
-from ladder_sim.serving.sizing.estimates import PlanEstimate, estimates_of
+from ladder_sim.serving.sizing.estimates import Law, PlanEstimate, estimates_of
 from ladder_sim.serving.sizing.search import PRECISION, Need, Points, Search
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
@@ -127,19 +127,20 @@ def candidates(
 
     Raises LadderSimError if none can be simulated: why the first cannot.
     """
-    able: list[Candidate] = []
+    laws: list[Law] = []
     refused: list[Tried] = []
     problems: list[LadderSimError] = []
     for plan, prefill_tp in kinds:
         try:
             service = _service(scenario, plan, prefill_tp, context.traffic, how)
-            able.append(Candidate(service, estimates_of(service, variants, context.traffic, context.slo)))
+            laws.append(Law(service, variants, context.traffic))
         except LadderSimError as error:
             problems.append(error)
             prompts = f", prompts on TP {prefill_tp}" if prefill_tp else ""
             refused.append(Tried(plans=f"{plan}{prompts}", gpus=0, reason=error.message))
-    if not able:
+    if not laws:
         raise problems[0]
+    able = [Candidate(law.service, each) for law, each in zip(laws, estimates_of(laws, context.slo), strict=True)]
     return Candidates(able, refused, next(iter(problems), None))
 
 
