@@ -5,9 +5,9 @@ the measured GPU that is the measurement; on another it is the measurement carri
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from operator import attrgetter
 from typing import Any, Protocol, cast
 
@@ -56,7 +56,7 @@ CALIBRATED_KERNEL_ERROR: Mapping[Source, float] = {**KERNEL_ERROR, "measured": 0
 # estimates that are kept for each GPU and stack, and for each network
 _MOST_KEPT = 4096
 _Kept = dict[object, Estimate]
-_FIGURES = {kind: attrgetter(*(each.name for each in fields(kind))) for kind in (Gpu, Stack, OverlapParameters, Link)}
+_VALUES = {kind: attrgetter(*(each.name for each in fields(kind))) for kind in (Gpu, Stack, OverlapParameters, Link)}
 
 # in no configuration
 NOWHERE = np.zeros(1, np.bool_)
@@ -135,16 +135,16 @@ class KernelCosts:
         self.links_profile = next((network.profile for network in self._networks.values()), None)
         calibrated = self._calibrated(scenario)
         self._kernel_error = CALIBRATED_KERNEL_ERROR if calibrated else KERNEL_ERROR
-        # estimates by what tells ops apart, of kernels and of collectives; None: each is made anew
-        self._kept: tuple[_Kept, _Kept] | None = None
+        # what estimates of kernels and of collectives depend on besides the op; None: each is made anew
+        self._kept_by: tuple[tuple[object, ...], tuple[object, ...]] | None = None
         if not self._varied and not (profile and profile.in_place):
-            here = self.hardware
-            figures = [_FIGURES[type(each)](each) for each in (here.gpu, here.stack, here.overlap)]
+            hardware = self.hardware
+            figures = [_VALUES[type(each)](each) for each in (hardware.gpu, hardware.stack, hardware.overlap)]
             kernels = (profile, gpu, calibrated, self._machine.padded_share, *figures)
-            links = [_FIGURES[Link](each) for each in (here.intra, here.inter, here.host)]
+            links = [_VALUES[Link](each) for each in (hardware.intra, hardware.inter, hardware.host)]
             techniques = [name in scenario.techniques for name in Network.techniques]
             parts = (scenario.cluster, scenario.stack, plan, scenario.p2p, scenario.model.experts_per_token)
-            self._kept = _kept(kernels), _kept((*kernels, *links, here.host_low_latency_share, *techniques, *parts))
+            self._kept_by = kernels, (*kernels, *links, hardware.host_low_latency_share, *techniques, *parts)
 
     def _calibrated(self, scenario: Scenario) -> bool:
         if self.profile is None or not self._here:
@@ -158,12 +158,13 @@ class KernelCosts:
         Shapes may hold arrays of one size per configuration. `source` is only valid for a single one.
         """
         lookups: dict[tuple[Kind, TableOf], list[tuple[int, Lookup]]] = defaultdict(list)
-        keys = [self._key(op) for op in ops] if self._kept else []
-        try:
-            estimates = {at: known for at, (kept, key) in enumerate(keys) if (known := kept.get(key))}
-        except TypeError:
-            # sizes of many passes
-            keys, estimates = [], {}
+        keys: list[tuple[_Kept, object]] = []
+        if self._kept_by:
+            kernels, collectives = map(_kept, self._kept_by)
+            keys = [
+                (collectives, (op.kind, *_key(op.shape))) if op.message else (kernels, _key(op.shape)) for op in ops
+            ]
+        estimates = {at: known for at, (kept, key) in enumerate(keys) if (known := kept.get(key))}
         sent: dict[tuple[CollectiveKind, Group, str, float], list[int]] = defaultdict(list)
         for at, op in enumerate(ops):
             if at in estimates:
@@ -189,15 +190,6 @@ class KernelCosts:
         for at, (kept, key) in enumerate(keys):
             kept[key] = estimates[at]
         return [estimates[at] for at in range(len(ops))]
-
-    def _key(self, op: Op) -> tuple[_Kept, object]:
-        """Return where an op's estimate is kept, and what tells it from others there."""
-        assert self._kept
-        kernels, collectives = self._kept
-        if op.message:
-            return collectives, (op.kind, op.shape)
-        # a single row takes another kernel than a single one on average
-        return kernels, (op.shape, type(getattr(op.shape, "m", None)))
 
     def _in_place(self, op: Op) -> Estimate | None:
         """Return the estimate of an op from real passes; None without passes, or if the profile has a table of it."""
@@ -368,7 +360,7 @@ class KernelCosts:
                 source=source,
                 algorithm=algorithm,
                 inline=inline,
-                demand=(_sent_demand if apart else _sent_demand.__wrapped__)(held, waits, memory),
+                demand=(_sent_demand if apart else _demand_of_sent)(held, waits, memory),
             )
             for (own_s, error, inline, held, waits, memory), (source, algorithm) in zip(rows, origins, strict=True)
         ]
@@ -377,10 +369,28 @@ class KernelCosts:
         return minimum(1.0, self._machine.traffic_s(moved_bytes) / seconds)
 
 
-@lru_cache(maxsize=_MOST_KEPT)
-def _sent_demand(held_sms: Number, waits: Number, memory: Number) -> Demand:
-    """Return what a collective uses: one object for equal numbers, by which simulations are kept."""
+def _demand_of_sent(held_sms: Number, waits: Number, memory: Number) -> Demand:
     return Demand(held_sms=held_sms, waits=waits, memory=memory, link=1.0)
+
+
+# one object for equal numbers, by which simulations are kept
+_sent_demand = lru_cache(maxsize=_MOST_KEPT)(_demand_of_sent)
+
+
+@cache
+def _values_of(kind: type[Shape]) -> Callable[[Shape], tuple[Any, ...]]:
+    names = [each.name for each in fields(kind)]
+    return attrgetter(*names) if len(names) > 1 else lambda shape: (getattr(shape, names[0]),)
+
+
+def _key(shape: Shape) -> tuple[object, ...]:
+    """Return what tells an op from others by its size, of one pass or of many."""
+    kind = type(shape)
+    values = _values_of(kind)(shape)
+    if np.ndarray in map(type, values):
+        values = tuple((each.dtype, each.tobytes()) if isinstance(each, np.ndarray) else each for each in values)
+    # a single row takes another kernel than a single one on average
+    return kind, type(getattr(shape, "m", None)), values
 
 
 @lru_cache(maxsize=64)

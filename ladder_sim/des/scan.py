@@ -51,7 +51,7 @@ def scan(program: Program) -> TaskTimes:
 
 def _scan_several(program: Program, compute: int, comm: int) -> TaskTimes:
     outline, costs = program.outline, program.costs
-    times: TaskTimes = tuple([0.0] * len(outline.streams) for _ in range(3))
+    times: TaskTimes = ([0.0] * len(outline.streams), [0.0] * len(outline.streams), [0.0] * len(outline.streams))
     readies_s, starts_s, ends_s = times
     # how much later than the end of a task of each kind those of other streams notice it
     wakes_s, kinds = [cost.wake_s for cost in costs], outline.kinds
@@ -94,13 +94,16 @@ def _scan_one(program: Program, compute: int, comm: int) -> TaskTimes:
 
     All in one function: calls and attributes would take most of its time.
     """
-    outline, costs, device = program.outline, program.costs, program.device or Device(sms=1)
+    # every number is plain, which the types of programs do not say
+    costs: Any = program.costs
+    outline, device = program.outline, program.device or Device(sms=1)
     rows, kinds, grouped = outline.rows, outline.kinds, bool(outline.members)
     wakes_s = [cost.wake_s for cost in costs]
     # of an open collective no end is known
-    readies_s, starts_s, ends_s = times = tuple([_OPEN] * len(rows) for _ in range(3))
+    times: Any = ([_OPEN] * len(rows), [_OPEN] * len(rows), [_OPEN] * len(rows))
+    readies_s, starts_s, ends_s = times
     fronts_s = [0.0] * len(program.streams)
-    waiting: deque[tuple[int, Cost, float]] = deque()
+    waiting: deque[tuple[int, Any, float]] = deque()
     # of the first of them, and the end of the last one that is over
     its_ready_s = its_start_s = its_left_s = its_spent_s = closed_s = 0.0
     its_demand: Any = None
@@ -182,7 +185,8 @@ def _scan_one(program: Program, compute: int, comm: int) -> TaskTimes:
         ends_s[index] = fronts_s[stream] = now_s + left_s
     while waiting:
         close(max(its_start_s, fronts_s[compute]) + its_left_s)
-    return times
+    done: TaskTimes = times
+    return done
 
 
 def _meet(

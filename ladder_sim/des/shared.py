@@ -186,10 +186,12 @@ class Device:
     def pair(self, kernel: Demand, collective: Demand) -> tuple[float, float]:
         """Return the speeds of a kernel and a collective next to each other, all plain numbers, and keep them."""
         # `rate` of two tasks, written out: several times as fast
-        sms, needs, memory = float(self.sms), kernel.memory, collective.memory
-        held_sms = collective.held_sms
-        stretch = 1.0 + collective.waits * (kernel.delay + collective.delay)
-        rate, its_rate = max(1.0, sms - kernel.lost * held_sms) / sms, 1.0 / stretch
+        needs, memory, held_sms, waits, delay = map(
+            float, (kernel.memory, collective.memory, collective.held_sms, collective.waits, collective.delay)
+        )
+        sms, lost = float(self.sms), float(kernel.lost)
+        stretch = 1.0 + waits * (float(kernel.delay) + delay)
+        rate, its_rate = max(1.0, sms - lost * held_sms) / sms, 1.0 / stretch
         if needs or memory:
             its_sms = max(1.0, held_sms)
             its_needs = memory / stretch
