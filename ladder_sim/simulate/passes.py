@@ -13,6 +13,7 @@ A pass in which nothing overlaps takes as long as its ops together, and is simul
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from functools import cache, cached_property, reduce
+from operator import sub
 from typing import Any, Literal
 
 import numpy as np
@@ -449,15 +450,18 @@ def added_seconds(
     added_s: Number = 0.0
     steady: bool | NDArray[np.bool_] = True
     launches = len(program.tasks) - len(schedule.layout.names)
-    launched_s, ready_s = times[2][:launches], times[0][launches:]
+    own_s = [column[launches:] for column in times]
+    launched_s, ready_s = times[2][:launches], own_s[0]
     for period in schedule.order.periods:
         if len(period.ops) != len(period.twins):
             # the first of a run has other adds, behind a layer that reduces nothing
             return makespan_s, added_s, False
         pairs = list(zip(period.ops, period.twins, strict=True))
-        low, high = _range(
-            [column[launches + late] - column[launches + early] for column in times for late, early in pairs]
-        )
+        later_s: list[Number] = []
+        for column in own_s:
+            of = column.__getitem__
+            later_s += map(sub, map(of, period.ops), map(of, period.twins))
+        low, high = _range(later_s)
         left_out = period.left_out
         steady = steady & (left_out * (high - low) <= STEADY * makespan_s)
         if schedule.eager and launches:
