@@ -222,17 +222,18 @@ class ForwardPass:
 
     def _once(self, schedule: Schedule, program: Program) -> "_Ran":
         """Simulate a program, or return what a program of the same tasks and times has taken."""
-        key = self.engine, self._device.sms, program.outline, *program.costs
+        run, device = ENGINES[self.engine], program.device
+        key = run, device and device.sms, program.outline, *program.costs
         try:
             ran = _KEPT.get(key)
         except TypeError:
             # of several configurations
-            times = ENGINES[self.engine](program)
+            times = run(program)
             return times, *added_seconds(schedule, program, times)
         if ran is None:
             if len(_KEPT) >= _MOST_KEPT:
                 _KEPT.clear()
-            times = ENGINES[self.engine](program)
+            times = run(program)
             ran = _KEPT[key] = times, *added_seconds(schedule, program, times)
         return ran
 
