@@ -11,7 +11,6 @@ more: of ``n + z * sqrt(n)`` by the normal distribution's z.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from copy import copy
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ladder_sim.closed_loop.requests import Requests
-from ladder_sim.costs.hardware import host_step_s
+from ladder_sim.costs.hardware import Hardware, host_step_s
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.des.shared import Floats
 from ladder_sim.graph.ops import PassInputs
@@ -65,15 +64,19 @@ class PlanEstimate(NamedTuple):
         return self.likely, self.excess if math.isinf(self.likely) else 0.0, -self.rate_per_gpu
 
 
-class _Steps(NamedTuple):
-    """Steps of loads whose graph is the same."""
+class Steps(NamedTuple):
+    """Steps of a plan's loads that have the same graph."""
 
-    rows: NDArray[np.int_]
-    """Loads."""
-    load: Requests
+    loads: NDArray[np.int_]
+    """Which of `_LOADS`."""
+    requests: Requests
     """Requests in flight of these."""
     passes: Mapping[str, Sequence[ForwardPass]]
     """`_PASSES` by variant."""
+
+    def at_own_duty(self) -> "Steps":
+        """Return the steps with prompts as in `ForwardPass.at_own_duty`."""
+        return self._replace(passes={name: [each.at_own_duty() for each in row] for name, row in self.passes.items()})
 
 
 class _Carried(NamedTuple):
@@ -89,113 +92,95 @@ class _Carried(NamedTuple):
     """Requests per second."""
 
 
-class Law:
-    """The law of one plan, whose steps are simulated together with those of others (`simulate_together`).
+def steps_of(service: Service, variants: Sequence[str], traffic: Traffic) -> list[Steps]:
+    """Return the steps that the law needs of a plan, before any is simulated.
 
-    Raises LadderSimError if the plan does not fit.
-
-    Parameters
-    ----------
-    service
-        Of one replica of the plan.
-    variants
-        Canonical names.
-    traffic
-        Requests to serve.
+    There are none where steps were measured, or some replicas run prompts only. Raises LadderSimError if the plan does
+    not fit.
     """
-
-    def __init__(self, service: Service, variants: Sequence[str], traffic: Traffic) -> None:
-        self.service, self.variants, self.traffic = service, variants, traffic
-        scenario = service.scenario
-        # refuses what does not fit
-        self.loads = _LOADS[service.spec.step_requests >= _LOADS]
-        self._steps: list[_Steps] = []
-        if service.steps or service.prefill:
-            return
-        costs = KernelCosts(scenario, resolve_profile(scenario, service.profile))
-        self._stack = costs.hardware.stack
-        for rows, load in _alike(scenario, traffic, np.maximum(1.0, self.loads)):
-            sizes = load.passes(scenario.stack)
-            simulated = forward_passes(scenario, variants, costs, [sizes[name] for name in _PASSES], own_duty=False)
-            self._steps.append(_Steps(rows, load, simulated))
-
-    @property
-    def passes(self) -> Iterator[ForwardPass]:
-        """Passes whose seconds the law needs next."""
-        return (each for steps in self._steps for row in steps.passes.values() for each in row)
-
-    def at_own_duty(self) -> "Law":
-        """Return the law with its prompts' passes as `ForwardPass.at_own_duty`."""
-        own = copy(self)
-        own._steps = [
-            steps._replace(passes={name: [each.at_own_duty() for each in row] for name, row in steps.passes.items()})
-            for steps in self._steps
-        ]
-        return own
-
-    def estimates(self, slo: SLO) -> dict[str, PlanEstimate]:
-        """Return what the law says of the plan, by variant.
-
-        Its GPUs are those of one replica of each kind where steps were measured, or some replicas run prompts only.
-        """
-        gpus, traffic = self.service.gpus(self.service.alike(1)), self.traffic
-        if not self._steps:
-            return dict.fromkeys(self.variants, PlanEstimate(gpus, 0.0, gpus))
-        # answers of one token have no time per token
-        bounds = [bound for bound in slo.bounds if bound.metric == "tpot" and traffic.gen.mean > 1.0]
-        bound_s, percentile = min(((bound.seconds, bound.percentile or 50) for bound in bounds), default=(math.inf, 50))
-        # on an idle replica a first token takes a step, and an answer more
-        shortest_s = min((bound.seconds for bound in slo.bounds if bound.metric != "itl"), default=math.inf)
-        above = NormalDist().inv_cdf(percentile / 100.0)
-
-        def estimate(carried: _Carried) -> PlanEstimate:
-            decode_s, token_s, decoding, rates = carried
-
-            def rate_of(others: Floats) -> float:
-                """Return the rate at which requests that meet so many others keep the bound; 0: none."""
-                met_s = np.maximum.accumulate(np.interp(others, decoding, token_s, left=decode_s[0]))
-                return float(np.exp(np.interp(bound_s, met_s, np.log(rates), left=-np.inf)))
-
-            excess = float(decode_s[0]) / shortest_s
-            if excess > SLACK or decode_s[0] > SLACK * bound_s:
-                return PlanEstimate(math.inf, excess, math.inf)
-            rate = max(float(rates[0]), rate_of(decoding + above * np.sqrt(decoding)))
-            most = rate if above else max(rate, rate_of(np.maximum(decoding - _MEDIAN, 0.0)))
-            likely = math.ceil(traffic.rate / rate) * gpus
-            return PlanEstimate(traffic.rate / (SLACK * most) * gpus, excess, likely, rate, rate / gpus)
-
-        return {name: estimate(self._carried(name)) for name in self.variants}
-
-    def _carried(self, variant: str) -> _Carried:
-        """Return what a replica carries with a variant, where so many requests decode in each lane on average."""
-        scenario, stack, loads = self.service.scenario, self._stack, self.loads
-        groups, steps = scenario.plan.groups, max(1e-9, self.traffic.gen.mean - 1.0)
-        carried = _Carried(*np.empty((4, len(loads))))
-        for rows, load, passes in self._steps:
-            decoding = load.decoding["most"] * np.minimum(1.0, loads[rows])
-            host_s = stack.host_request_s * load.decoding["most"] + host_step_s(scenario, stack)
-            decode_s, cold_s, hot_s = (each.seconds * each.round_trips(load.lanes) + host_s for each in passes[variant])
-            beside_s = decode_s if load.mixed_steps else 0.0
-            cold_s, hot_s = (
-                np.maximum(each - beside_s, 0.0) * load.prompt / load.chunk * decoding / steps
-                for each in (cold_s, hot_s)
-            )
-            prompts_s = hot_s
-            for _ in range(_ROUNDS):
-                prompts_s = cold_s + prompts_s / (decode_s + prompts_s) * (hot_s - cold_s)
-            token_s = decode_s + prompts_s
-            rates = groups * load.lanes * decoding / (steps * token_s)
-            for column, values in zip(carried, (decode_s, token_s, decoding, rates), strict=True):
-                column[rows] = values
-        return carried
+    scenario = service.scenario
+    loads = _LOADS[service.spec.step_requests >= _LOADS]
+    if service.steps or service.prefill:
+        return []
+    costs = KernelCosts(scenario, resolve_profile(scenario, service.profile))
+    steps = []
+    for rows, requests in _alike(scenario, traffic, np.maximum(1.0, loads)):
+        sizes = requests.passes(scenario.stack)
+        passes = forward_passes(scenario, variants, costs, [sizes[name] for name in _PASSES], own_duty=False)
+        steps.append(Steps(rows, requests, passes))
+    return steps
 
 
-def estimates_of(laws: Sequence[Law], slo: SLO) -> list[dict[str, PlanEstimate]]:
-    """Return what the law says of several plans, by variant."""
-    simulate_together(each for law in laws for each in law.passes)
-    own = [law.at_own_duty() for law in laws]
-    simulate_together(each for law in own for each in law.passes)
-    return [law.estimates(slo) for law in own]
+def simulated_together(plans: Sequence[Sequence[Steps]]) -> list[list[Steps]]:
+    """Return the steps of many plans at their own duty, simulated together."""
+    simulate_together(_all_passes(plans))
+    at_own_duty = [[each.at_own_duty() for each in steps] for steps in plans]
+    simulate_together(_all_passes(at_own_duty))
+    return at_own_duty
+
+
+def _all_passes(plans: Sequence[Sequence[Steps]]) -> Iterator[ForwardPass]:
+    return (each for steps in plans for few in steps for row in few.passes.values() for each in row)
+
+
+def estimates_of(
+    service: Service, variants: Sequence[str], traffic: Traffic, slo: SLO, steps: Sequence[Steps]
+) -> dict[str, PlanEstimate]:
+    """Return what the law says of a plan by its steps, by variant.
+
+    Without steps its GPUs are those of one replica of each kind.
+    """
+    gpus = service.gpus(service.alike(1))
+    if not steps:
+        return dict.fromkeys(variants, PlanEstimate(gpus, 0.0, gpus))
+    # answers of one token have no time per token
+    bounds = [bound for bound in slo.bounds if bound.metric == "tpot" and traffic.gen.mean > 1.0]
+    bound_s, percentile = min(((bound.seconds, bound.percentile or 50) for bound in bounds), default=(math.inf, 50))
+    # on an idle replica a first token takes a step, and an answer more
+    shortest_s = min((bound.seconds for bound in slo.bounds if bound.metric != "itl"), default=math.inf)
+    above = NormalDist().inv_cdf(percentile / 100.0)
+
+    def estimate(carried: _Carried) -> PlanEstimate:
+        decode_s, token_s, decoding, rates = carried
+
+        def rate_of(others: Floats) -> float:
+            """Return the rate at which requests that meet so many others keep the bound; 0: none."""
+            met_s = np.maximum.accumulate(np.interp(others, decoding, token_s, left=decode_s[0]))
+            return float(np.exp(np.interp(bound_s, met_s, np.log(rates), left=-np.inf)))
+
+        excess = float(decode_s[0]) / shortest_s
+        if excess > SLACK or decode_s[0] > SLACK * bound_s:
+            return PlanEstimate(math.inf, excess, math.inf)
+        rate = max(float(rates[0]), rate_of(decoding + above * np.sqrt(decoding)))
+        most = rate if above else max(rate, rate_of(np.maximum(decoding - _MEDIAN, 0.0)))
+        likely = math.ceil(traffic.rate / rate) * gpus
+        return PlanEstimate(traffic.rate / (SLACK * most) * gpus, excess, likely, rate, rate / gpus)
+
+    return {name: estimate(_carried(service, name, traffic, steps)) for name in variants}
+
+
+def _carried(service: Service, variant: str, traffic: Traffic, steps: Sequence[Steps]) -> _Carried:
+    """Return what a replica carries with a variant, where so many requests decode in each lane on average."""
+    scenario = service.scenario
+    stack = Hardware.of(scenario, resolve_profile(scenario, service.profile)).stack
+    groups, further = scenario.plan.groups, max(1e-9, traffic.gen.mean - 1.0)
+    carried = _Carried(*np.empty((4, sum(len(each.loads) for each in steps))))
+    for rows, load, passes in steps:
+        decoding = load.decoding["most"] * np.minimum(1.0, _LOADS[rows])
+        host_s = stack.host_request_s * load.decoding["most"] + host_step_s(scenario, stack)
+        decode_s, cold_s, hot_s = (each.seconds * each.round_trips(load.lanes) + host_s for each in passes[variant])
+        beside_s = decode_s if load.mixed_steps else 0.0
+        cold_s, hot_s = (
+            np.maximum(each - beside_s, 0.0) * load.prompt / load.chunk * decoding / further for each in (cold_s, hot_s)
+        )
+        prompts_s = hot_s
+        for _ in range(_ROUNDS):
+            prompts_s = cold_s + prompts_s / (decode_s + prompts_s) * (hot_s - cold_s)
+        token_s = decode_s + prompts_s
+        rates = groups * load.lanes * decoding / (further * token_s)
+        for column, values in zip(carried, (decode_s, token_s, decoding, rates), strict=True):
+            column[rows] = values
+    return carried
 
 
 def _alike(scenario: Scenario, traffic: Traffic, decoding: Floats) -> Iterator[tuple[NDArray[np.int_], Requests]]:
