@@ -14,8 +14,9 @@ from ladder_sim.closed_loop.engine import FrontEnd, Steps, simulate
 from ladder_sim.closed_loop.schedule import Scheduling
 from ladder_sim.confidence.errors import UNCHECKED
 from ladder_sim.costs import estimate
-from ladder_sim.costs.collectives.across_nodes import AcrossNodes, across_nodes_s, host_ring_s
+from ladder_sim.costs.collectives.across_nodes import AcrossNodes
 from ladder_sim.costs.collectives.algorithms import ALL_REDUCE
+from ladder_sim.costs.collectives.nccl import across_nodes_s, host_ring_s
 from ladder_sim.costs.estimate import COLLECTIVE_ERROR, OverlapParameters, Source, kernel_demand
 from ladder_sim.costs.hardware import Hardware, skew_growth
 from ladder_sim.costs.kernels import CALIBRATED_KERNEL_ERROR, KERNEL_ERROR, KernelCosts
@@ -65,7 +66,7 @@ def test_across_nodes() -> None:
                     1e-6 * (base + 2 * ((ranks - 1) * hop + math.log2(nodes) * network))
                     for base, hop, network in ((6.8, 0.6, 5), (14, 1.25, 8.5), (25, 0, 14), (0, 4, 14))
                 )
-                node_s, rail_s = b / 300e9, 2 * (nodes - 1) / nodes * (b / ranks) / (0.95 * PORT)
+                node_s, rail_s = b / 300e9, min(2, nodes / 2) * (b / ranks) / (0.95 * PORT)
                 floor_s, chunks = math.log2(nodes) * growth(ranks, 0.67) * NODE_ALPHA, max(1, b / 2**25)
                 large, name = (switch, "nvls-tree") if ranks > 2 else (simple, "nccl")
                 piped_s = (node_s + rail_s) / chunks + (1 - 1 / chunks) * max(node_s, rail_s)
@@ -107,14 +108,13 @@ def test_islands_without_peer_to_peer_access() -> None:
             rates = [min(1, 0.125 * each / 2) * host for each in (ranks, n)]
             outside_s = levels * growth(4, 0.67) * cluster.inter.allreduce_floor_s - 3.6e-6
             share = np.interp(math.log2(b), (15, 16, 17, 18), (0.7, 0.6, 0.5, 0.4))
-            rail_s = 2 * (islands - 1) / islands * b / ranks / port
-            wire_s, tree_rail_s = 1.5 * b / (0.82 * 450e9), 2 * min(1, islands / 4) * b / ranks / port
+            wire_s, rail_s = 1.5 * b / (0.82 * 450e9), min(2, islands / 2) * b / ranks / port
             expected_s = {
                 "tree": floor * 3 / 7 + outside_s + max(b / 19.5e9 / share, b / (0.3125 * rates[0])) + 2 * rail_s,
                 "ring": (2 * (n - 1) - 2 * islands) / 14 * floor
                 + 2.7 * islands / (5 * levels) * outside_s
                 + 2 * (n - 1) / n * b * (1 / rates[1] + 2 / (ranks * port)),
-                "nvls-tree": 2 * floor * 3 / 7 + outside_s + 18e-6 * levels + wire_s + tree_rail_s,
+                "nvls-tree": 2 * floor * 3 / 7 + outside_s + 18e-6 * levels + wire_s + rail_s,
             }
             ways = network._without_p2p("all_reduce", np.array([b]), known_nccl=True)
             assert {name: float(seconds[0]) for name, seconds in ways.items()} == pytest.approx(expected_s)
@@ -296,7 +296,7 @@ def test_an_all_reduce_next_to_the_gate_and_up_projection(label: str, scenario: 
     )
     waits, us = float(reduced.demand.waits), 1e6 * float(reduced.seconds)
     longer = 1 / float(Device(sms=132).rate(reduced.demand, [kernel.demand]))
-    page = (REPO / "docs" / "how" / "collectives.md").read_text("utf-8")
+    page = (REPO / "docs" / "how" / "contention.md").read_text("utf-8")
     assert f"| {label} | {us:.1f} us | {waits * us / 0.8:.0f} | {waits:.2f} | {longer:.2f} |" in page
 
 
@@ -344,7 +344,7 @@ def test_tables_of_constants_are_those_of_the_code() -> None:
         ("a collective", COLLECTIVE_ERROR),
     ):
         assert f"| {label} | {' | '.join(f'{100 * errors[source]:.0f} %' for source in SOURCES)} |" in page
-    page, held = (REPO / "docs" / "how" / "collectives.md").read_text("utf-8"), OverlapParameters()
+    page, held = (REPO / "docs" / "how" / "contention.md").read_text("utf-8"), OverlapParameters()
     for label, each, most in (
         ("NCCL's ring, also through host memory", estimate.RING_CHANNEL_BYTES, held.max_channels),
         ("NCCL's trees across nodes", estimate.TREE_CHANNEL_BYTES, held.nvls_channels),
