@@ -11,14 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from ladder_sim.costs.collectives.algorithms import (
-    ALGORITHMS,
-    MeasuredCollective,
-    bracketed,
-    bridged,
-    extended,
-    ring,
-)
+from ladder_sim.costs.collectives.algorithms import ALGORITHMS, MeasuredCollective, bracketed, bridged, extended, ring
 from ladder_sim.costs.collectives.fabrics import FabricCurve, fabric_curve
 from ladder_sim.costs.collectives.nccl import (
     INTER_EFFICIENCY,
@@ -85,14 +78,8 @@ class AcrossNodes:
     def _fastest(self, kind: CollectiveKind, message: Floats, *, known_nccl: bool) -> CollectiveTimes:
         node_wire_s = self._node_wire_s(_stages(kind), message, self._intra, self._ranks)
         low_latency_s = self._low_latency_s(_stages(kind), message, self._intra, self._ranks)
-        ways = self._ways(
-            kind,
-            message,
-            node_wire_s,
-            low_latency_s,
-            nvlink=self._cluster.intra.full_nvlink,
-            known_nccl=known_nccl,
-        )
+        nvlink = self._cluster.intra.full_nvlink
+        ways = self._ways(kind, message, node_wire_s, low_latency_s, nvlink=nvlink, known_nccl=known_nccl)
         firsts = None
         if not self._p2p:
             direct_s = fastest_way(ways).seconds
@@ -125,10 +112,8 @@ class AcrossNodes:
         if fabric.others is not None:
             inside = bracketed(fabric.curve, message)
             parts = [(fabric, inside), (fabric.others, ~inside)]
-        in_range, fitted = (
-            np.zeros(message.shape, bool),
-            np.ones(np.broadcast_shapes(message.shape, times.choice.shape), bool),
-        )
+        in_range = np.zeros(message.shape, bool)
+        fitted = np.ones(np.broadcast_shapes(message.shape, times.choice.shape), bool)
         for sweep, messages in parts:
             if not messages.any():
                 continue
