@@ -112,6 +112,7 @@ class KernelCosts:
             sms=gpu.sms,
             memory_efficiency=profile.memory_efficiency if profile else HBM_EFFICIENCY,
             padded_share=scenario.stack.padded_share if gpu.compute_capability == HOPPER else 0.0,
+            compiled=scenario.stack.residual_add == "compiled",
         )
         plan = scenario.plan
         ranks: dict[Group, int] = {"tensor": plan.tp, "experts": plan.attention_dp}

@@ -113,6 +113,8 @@ class Machine:
     """Share of the memory's bandwidth that memory-bound kernels reach."""
     padded_share: float
     """As `StackSpec.padded_share`; 0: the engine does not pad the tokens of experts on this GPU."""
+    compiled: bool
+    """Whether torch.compile writes the engine's small kernels."""
 
     @property
     def floor_s(self) -> Number:
