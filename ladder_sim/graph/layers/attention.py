@@ -176,7 +176,10 @@ def _index(block: BlockKernels, kind: Mla, index: Index, prefix: str, queries: i
     width = index.heads * index.dim
     queries = block.linear(f"{prefix}index_q", width, low, [queries], format=qkv)
     moved = 2.0 * rank.tokens * (width + index.dim) * STATE_BYTES
-    return block.elementwise(f"{prefix}index_rope", "rope", moved, [keys, queries, rotated])
+    # with the keys' norm
+    return block.elementwise(
+        f"{prefix}index_rope", "rope", moved, [keys, queries, rotated], weights=2.0 * index.dim * STATE_BYTES
+    )
 
 
 def _chosen(kind: Mla, shape: MlaShape) -> MlaShape | SparseShape:
