@@ -369,6 +369,16 @@ class SparseShape(InContext):
     """Heads of the index, all of them on every rank; 0: an earlier layer has chosen."""
     index_dim: int = 0
     """Width of one of them, and of the key that each entry has for them, in 8 bits."""
+    dense: MlaShape | None = None
+    """Attention to all entries, which the engine takes for prompts that would choose all; None: it does not."""
+
+    @property
+    def replaced(self) -> tuple[Any, Shape] | None:
+        """Prompts of at most `top_k` tokens, those before them included, in engines with another kernel for these."""
+        if self.dense is None or not self.is_prompt or not any_true(few := self.kv_len <= self.top_k):
+            return None
+        own: Any = {name: getattr(self, name) for name in ("batch", "q_len", "kv_len", "shares_step")}
+        return few, replace(self.dense, **own)
 
     @property
     def work(self) -> Work:

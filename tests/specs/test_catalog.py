@@ -106,7 +106,8 @@ def test_a_listed_model_answers_by_its_id(name: str) -> None:
     asked = ("predict", "--model", hub_id, "--variant", "standard")
     answer = run(*asked)
     if answer.code == 3:
-        answer = run(*asked, *re.search(r"--nodes \d+ --tp \d+", answer.err)[0].split())
+        (plan,) = re.findall(r"--nodes \d+ --tp \d+", answer.err)
+        answer = run(*asked, *plan.split())
     assert answer.code == 0, answer.err
     assert re.search(r"of standard's time \d+% measured", " ".join(answer.out.split()))
 
