@@ -179,6 +179,7 @@ def _by_its_name(hub_id: str) -> ModelSpec | None:
     if said is None:
         return None
     spec: ModelSpec = _shipped("models", said.model)
+
     # an fp8 of another kind than the model's is taken for the model's
     own = said.dtype == "fp8" and spec.weights_dtype.startswith("fp8")
     if said.quantization is not None and not own:
