@@ -239,6 +239,12 @@ class KernelCosts:
             passes, other = outlasted
             (least,) = self.estimates([Op(name="least", kind="attention", shape=other)])
             seconds = where(passes, maximum(seconds, least.seconds), seconds)
+        if (replaced := shape.replaced) is not None:
+            passes, other = replaced
+            (instead,) = self.estimates([Op(name="instead", kind="attention", shape=other)])
+            if np.all(passes):
+                return instead
+            seconds = where(passes, instead.seconds, seconds)
         return Estimate(
             seconds=seconds,
             slowed_s=slowed_s * factor,

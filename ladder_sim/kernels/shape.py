@@ -439,6 +439,11 @@ class Shape(ABC):
         """In which passes it takes at least as long as another kernel, and that kernel; None: in no pass."""
         return None
 
+    @property
+    def replaced(self) -> "tuple[Any, Shape] | None":
+        """In which passes another kernel runs in its place, and that kernel; None: in no pass."""
+        return None
+
     def untabled_s(self, machine: Machine) -> Number:
         """Return the seconds where no table holds it: by default of a small kernel, the most of which is traffic."""
         work = self.work
