@@ -457,7 +457,7 @@ def _lacked(scenario: Scenario, part: str, details: Sequence[str], *, served: bo
     if part in ("model_size", "model_family", "layers"):
         return "", scenario.model.name
     if part == "links":
-        return "", _links_label(scenario)
+        return "", f"{stack.unversioned} over {_links_label(scenario)} of {scenario.cluster.gpu.name}"
     text = ", ".join(details)
     return "" if part in ("technique", "precision") else _part_label(part, served=served), text
 
