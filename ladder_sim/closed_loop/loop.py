@@ -12,7 +12,7 @@ from ladder_sim.closed_loop.engine import FrontEnd, Served, Steps, simulate
 from ladder_sim.closed_loop.requests import Requests
 from ladder_sim.closed_loop.schedule import Lengths, Scheduling
 from ladder_sim.costs.hardware import host_step_s
-from ladder_sim.des.shared import Number, maximum, minimum
+from ladder_sim.des.shared import Number, maximum, minimum, where
 from ladder_sim.kernels import Stack
 from ladder_sim.simulate.passes import ForwardPass
 from ladder_sim.simulate.request import Request
@@ -156,13 +156,13 @@ class Loop:
         load = self.load
         trips = {name: step.round_trips(load.lanes) for name, step in passes.items()}
         seconds = {name: step.seconds * trips[name] for name, step in passes.items()}
-        # of kernels, where the CPU's launches limit a step
-        kernels_s = {
-            name: minimum(sum(passes[name].seconds_alone.values()) * trips[name], seconds[name])
-            for name in ("idle", *load.tokens)
-        }
+        alone_s = {name: sum(passes[name].seconds_alone.values()) * trips[name] for name in ("idle", *load.tokens)}
+        # the longest step that launches by the CPU limit, and there what kernels take
+        most_s = (alone_s["least"] < _LAUNCHED * seconds["least"]) * seconds["least"] / _LAUNCHED
+        kernels_s = {name: where(seconds[name] < most_s, each_s, seconds[name]) for name, each_s in alone_s.items()}
         beside_s = seconds["most"] if load.mixed_steps else -self._host_s(0.0)
-        least_s = (kernels_s["least"] < _LAUNCHED * seconds["least"]) * (seconds["least"] + self._host_s(0.0))
+        launches_s = where(seconds["busy"] < most_s, seconds["busy"], seconds["least"])
+        least_s = where(most_s > 0.0, launches_s + self._host_s(0.0), 0.0 * most_s)
         return _Times(
             {name: seconds[name] + self._host_s(number) for name, number in self.decoding.items()},
             {name: maximum(each_s - beside_s, 0.0) for name, each_s in kernels_s.items()},

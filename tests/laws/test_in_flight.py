@@ -88,8 +88,8 @@ def test_clients_beyond_what_can_run_only_wait(scenario: Scenario, gen: int, cli
 def test_longer_prompts_never_make_tokens_faster(scenario: Scenario, in_flight: int, gen: int) -> None:
     """In flight TPOT and E2E grow with the prompt, but for falls of 2 %, or a tenth of answers below 8 tokens.
 
-    The GPU runs the engine, and the KV cache has room for all requests. Where prompts stay whole, fewer tokens of longer ones fit a step, so that
-    TPOT may fall at the expense of TTFT.
+    The GPU runs the engine, and the KV cache has room for all requests. Where prompts stay whole, fewer tokens of
+    longer ones fit a step, so that TPOT may fall at the expense of TTFT.
     """
     # an answer warns of engines that a GPU does not run: steps of theirs are launched in no time that was measured
     assume(not scenario.stack.nvidia_only or scenario.cluster.gpu.compute_capability)
