@@ -157,16 +157,15 @@ class Loop:
         trips = {name: step.round_trips(load.lanes) for name, step in passes.items()}
         seconds = {name: step.seconds * trips[name] for name, step in passes.items()}
         alone_s = {name: sum(passes[name].seconds_alone.values()) * trips[name] for name in ("idle", *load.tokens)}
-        # the longest step that launches by the CPU limit, and there what kernels take
-        most_s = (alone_s["least"] < _LAUNCHED * seconds["least"]) * seconds["least"] / _LAUNCHED
-        kernels_s = {name: where(seconds[name] < most_s, each_s, seconds[name]) for name, each_s in alone_s.items()}
+        # launches by the CPU limit a step in part, or as a whole
+        launched = {name: each_s < _LAUNCHED * seconds[name] for name, each_s in alone_s.items()}
+        kernels_s = {name: where(launched[name], each_s, seconds[name]) for name, each_s in alone_s.items()}
         beside_s = seconds["most"] if load.mixed_steps else -self._host_s(0.0)
-        launches_s = where(seconds["busy"] < most_s, seconds["busy"], seconds["least"])
-        least_s = where(most_s > 0.0, launches_s + self._host_s(0.0), 0.0 * most_s)
+        launches_s: Number = where(launched["busy"], seconds["busy"], seconds["least"]) + self._host_s(0.0)
         return _Times(
             {name: seconds[name] + self._host_s(number) for name, number in self.decoding.items()},
             {name: maximum(each_s - beside_s, 0.0) for name, each_s in kernels_s.items()},
-            {"least_s": least_s},
+            {"least_s": where(launched["least"], launches_s, 0.0 * launches_s)},
         )
 
     def _of_lanes(
