@@ -77,7 +77,6 @@ class Stack:
     frontend_token_s: Number
     quantize_s: Number
     sustained_rate: Number
-    """Share of their cold rate that GEMMs keep up over long prompts, limited by power; 1 or more: no limit."""
     kernel_gap_s: Number = 0.0
     """Idle time before each kernel beyond what the tables hold, seconds; 0: not measured."""
     graph_launch_s: Number = 0.0
@@ -113,6 +112,8 @@ class Machine:
     """Share of the memory's bandwidth that memory-bound kernels reach."""
     padded_share: float
     """As `StackSpec.padded_share`; 0: the engine does not pad the tokens of experts on this GPU."""
+    compiled: bool
+    """Whether torch.compile writes the engine's small kernels."""
 
     @property
     def floor_s(self) -> Number:
@@ -435,6 +436,11 @@ class Shape(ABC):
     @property
     def outlasts(self) -> "tuple[Any, Shape] | None":
         """In which passes it takes at least as long as another kernel, and that kernel; None: in no pass."""
+        return None
+
+    @property
+    def replaced(self) -> "tuple[Any, Shape] | None":
+        """In which passes another kernel runs in its place, and that kernel; None: in no pass."""
         return None
 
     def untabled_s(self, machine: Machine) -> Number:

@@ -19,6 +19,7 @@ from typing import Any, Self
 
 from ladder_sim.errors import SpecError, UnknownNameError, UsageError
 from ladder_sim.hf.fields import read_config
+from ladder_sim.hf.quantization import PRECISION
 from ladder_sim.hf.traced import layers_config
 from ladder_sim.specs.checkpoint_ids import named
 from ladder_sim.specs.cluster import THIS_MACHINE, ClusterSpec, GpuSpec, LinkTier, this_machine
@@ -178,18 +179,19 @@ def _by_its_name(hub_id: str) -> ModelSpec | None:
     if said is None:
         return None
     spec: ModelSpec = _shipped("models", said.model)
-    dtype = said.dtype or spec.weights_dtype
-    if said.dtype is None or (dtype == "fp8" and spec.weights_dtype.startswith("fp8")):
-        dtype, kept = spec.weights_dtype, spec.unquantized
-    else:
-        kept = said.unquantized
+
+    # an fp8 of another kind than the model's is taken for the model's
+    own = said.dtype == "fp8" and spec.weights_dtype.startswith("fp8")
+    if said.quantization is not None and not own:
+        config = {key: value for key, value in model_config(said.model).items() if key not in PRECISION}
+        stored = {**config, "quantization_config": said.quantization}
+        spec = ModelSpec.from_hf(stored, name=spec.name, source=spec.source)
     warnings.warn(
-        f"'{hub_id}' is taken for {said.model} in {dtype}, as its name says; its config.json would say it exactly",
+        f"'{hub_id}' is taken for {said.model} in {spec.weights_dtype}, as its name says; "
+        "its config.json would say it exactly",
         stacklevel=3,
     )
-    return dataclasses.replace(
-        spec, weights_dtype=dtype, unquantized=kept, unquantized_layers=(), source=f"{spec.source}; format: {hub_id}"
-    )
+    return dataclasses.replace(spec, source=f"{spec.source}; format: {hub_id}")
 
 
 def model_id(name: str) -> str:
@@ -280,6 +282,25 @@ def fabric_names(tier: str) -> tuple[str, ...]:
     ('nvlink-c2c-host', 'pcie4-host', 'pcie5-host', 'pcie6-host')
     """
     return tuple(sorted({getattr(cluster(name), tier).fabric for name in cluster_names()}))
+
+
+@functools.lru_cache(maxsize=64)
+def usual_links(cluster_spec: ClusterSpec) -> ClusterSpec:
+    """Return a cluster whose links have the figures of the catalogue's, of the same GPUs if any have their fabrics.
+
+    Links of other fabrics stay as they are.
+    """
+    names = cluster_names()
+    shipped = [cluster(name) for name in ([cluster_spec.name] if cluster_spec.name in names else names)]
+    shipped.sort(key=lambda each: each.gpu.name != cluster_spec.gpu.name)
+    links = {}
+    for tier in ("intra", "inter", "host"):
+        link = getattr(cluster_spec, tier)
+        for usual in (getattr(each, tier) for each in shipped if getattr(each, tier).fabric == link.fabric):
+            figures = {name: getattr(usual, name) for name in ("bandwidth_Bps", "allreduce_floor_s", "hop_latency_s")}
+            links[tier] = dataclasses.replace(link, **figures)
+            break
+    return dataclasses.replace(cluster_spec, **links)
 
 
 def model_config(name_or_path: str) -> dict[str, Any]:

@@ -75,7 +75,11 @@ def attend(block: BlockKernels, kind: Gqa, qkv: int, prefix: str = "", *, reduce
     """Add the kernels from queries, keys and values to attention's output; return the output's position."""
     rank = block.rank
     heads, kv_heads = rank_heads(kind.heads, kind.kv_heads, rank.tp)
-    if kind.qk_norm != "none" and kind.rotated:
+    norms_bytes = 0.0
+    if kind.rotated and kind.qk_norm == "heads" and rank.stack.fused_qk_norm:
+        # by the kernel that rotates
+        norms_bytes = 2.0 * kind.head_dim * STATE_BYTES
+    elif kind.rotated and kind.qk_norm != "none":
         qkv = _qk_norm(block, kind, qkv, prefix, reduces=reduces)
     # with the cache write
     moved = 2.0 * rank.tokens * qkv_width(kind, rank.tp) * STATE_BYTES
@@ -83,7 +87,8 @@ def attend(block: BlockKernels, kind: Gqa, qkv: int, prefix: str = "", *, reduce
         # by a kernel of its own: vLLM, Llama4Attention
         scaled = 2.0 * rank.tokens * heads * kind.head_dim * STATE_BYTES
         qkv, moved = block.elementwise(f"{prefix}q_scale", "rope", scaled, [qkv]), moved - scaled
-    rope = block.elementwise(f"{prefix}{'rope' if kind.rotated else 'cache_write'}", "rope", moved, [qkv])
+    name = f"{prefix}{'rope' if kind.rotated else 'cache_write'}"
+    rope = block.elementwise(name, "rope", moved, [qkv], norms_bytes)
     shape = attention_shape(rank, heads, kv_heads, kind.head_dim, kind.window)
     sinks = float(heads * STATE_BYTES) if kind.sinks else 0.0
     outputs = in_context(block, f"{prefix}attention", shape, [rope], weights=sinks)
@@ -147,7 +152,7 @@ def add_mla(block: BlockKernels, kind: Mla, prefix: str = "", *, reduces: bool) 
         rotated = _index(block, kind, kind.index, prefix, normed, rotated)
     if rank.phase != "prefill":
         into = _per_head(block, f"{prefix}k_absorb", qkv, heads, latent, kind.nope_head_dim, [rotated])
-        attended = block.op(f"{prefix}attention", "attention", _chosen(kind, shape), [into])
+        attended = block.op(f"{prefix}attention", "attention", _chosen(rank, kind, shape), [into])
         outputs.append(_per_head(block, f"{prefix}v_absorb", qkv, heads, kind.value_head_dim, latent, [attended]))
     if rank.phase == "prefill" or rank.prompt:
         expanded = block.linear(
@@ -164,7 +169,7 @@ def add_mla(block: BlockKernels, kind: Mla, prefix: str = "", *, reduces: bool) 
         name = f"{prefix}prompt_attention" if rank.prompt else f"{prefix}attention"
         if rank.prompt:
             shape = replace(shape, batch=1, q_len=rank.prompt, kv_len=rank.prompt, shares_step=True)
-        outputs.append(block.op(name, "attention", _chosen(kind, shape), [expanded]))
+        outputs.append(block.op(name, "attention", _chosen(rank, kind, shape), [expanded]))
     return block.linear(f"{prefix}o", hidden, heads * kind.value_head_dim, outputs, format=rank.format("out", kind))
 
 
@@ -176,10 +181,13 @@ def _index(block: BlockKernels, kind: Mla, index: Index, prefix: str, queries: i
     width = index.heads * index.dim
     queries = block.linear(f"{prefix}index_q", width, low, [queries], format=qkv)
     moved = 2.0 * rank.tokens * (width + index.dim) * STATE_BYTES
-    return block.elementwise(f"{prefix}index_rope", "rope", moved, [keys, queries, rotated])
+    # with the keys' norm
+    return block.elementwise(
+        f"{prefix}index_rope", "rope", moved, [keys, queries, rotated], weights=2.0 * index.dim * STATE_BYTES
+    )
 
 
-def _chosen(kind: Mla, shape: MlaShape) -> MlaShape | SparseShape:
+def _chosen(rank: RankPass, kind: Mla, shape: MlaShape) -> MlaShape | SparseShape:
     """Return attention's shape where an index chooses what it reads: single tokens or prompts, in the latent space."""
     if kind.index is None:
         return shape
@@ -194,6 +202,7 @@ def _chosen(kind: Mla, shape: MlaShape) -> MlaShape | SparseShape:
         entry_bytes=float(shape.latent + shape.rope) * shape.kv_element_bytes,
         entry_flops=2.0 * shape.heads * (2 * shape.latent + shape.rope),
         kv_element_bytes=shape.kv_element_bytes,
+        dense=shape if rank.stack.dense_within_top_k else None,
         **chosen(kind.index),
     )
 
