@@ -325,7 +325,8 @@ class Surface:
     __slots__ = ("_columns", "_rows", "_slopes", "_values")
 
     def __init__(self, rows: Floats, columns: Floats, values: Floats) -> None:
-        self._rows, self._columns = rows.tolist(), columns.tolist()
+        self._rows: list[float] = rows.tolist()
+        self._columns: list[float] = columns.tolist()
         # of each row, as those of a `Polyline`
         slopes = np.pad(np.diff(values) / np.diff(columns), ((0, 0), (1, 1)))
         self._values, self._slopes = (
@@ -356,7 +357,8 @@ def _neighbours(axis: Floats, at: float) -> list[tuple[int, float]]:
 
 def _between(axis: Floats, values: Floats, at: float) -> Floats:
     """Return values between those at the points of an axis, their first one."""
-    return np.sum([weight * values[number] for number, weight in _neighbours(axis, at)], axis=0)
+    between: Floats = np.sum([weight * values[number] for number, weight in _neighbours(axis, at)], axis=0)
+    return between
 
 
 class _RestTimes:
@@ -417,12 +419,12 @@ def _cells(line: Rest) -> list[Any]:
     return [np.vstack([attention_s[first], rests_s[row][:, first], slopes[row]]).T.tolist() for row in rows]
 
 
-def _sum_of(name: str, tokens: Sequence[int], least: int, most: int) -> int:
+def _sum_of(name: str, tokens: Sequence[Any], least: int, most: int) -> int:
     """Return the sum of whole numbers of tokens, each from `least` to `most`."""
     try:
-        total = sum(tokens)
+        total: Any = sum(tokens)
     except TypeError:
-        total = math.nan
+        total = None
     # with anything else the sum is no int
     if type(total) is not int:
         for number in reversed(tokens):
@@ -431,7 +433,8 @@ def _sum_of(name: str, tokens: Sequence[int], least: int, most: int) -> int:
     if tokens and not (least <= min(tokens) and max(tokens) <= most):
         number = next(each for each in tokens if not least <= each <= most)
         raise UsageError(f"{name}: {number}: must be {least} to {most}", hint=_LARGER)
-    return total
+    whole: int = total
+    return whole
 
 
 # the oldest files beyond so many are deleted: half a gigabyte
