@@ -283,7 +283,15 @@ class Served(Answer, Mapping[str, ServedVariant]):
     def interval_note(self) -> str:
         """What intervals are over, and what figures leave out, as a sentence."""
         widths = {name: each.widths for name, each in self.variants.items()}
-        return interval_note(widths, self.seeds, self.steps, self.confidence.scenario.stack)
+        note = interval_note(widths, self.seeds, self.steps, self.confidence.scenario.stack)
+        outcome = self.variants[self.first].outcome
+        count, counted = len(outcome.answers), outcome.counted.stop - outcome.counted.start
+        if count == counted:
+            return note
+        return (
+            f"{note}; times and rates are without {count - counted} of {count} requests, which arrive within a mean "
+            "request's time of the first or the last one, while the server fills or empties"
+        )
 
 
 def under_load(
@@ -294,6 +302,7 @@ def under_load(
     seeds: int | None = None,
     concurrency: int = 0,
     slo: SLO | None = None,
+    steady: bool = False,
     usd_per_gpu_hour: float | None = None,
     record: bool = False,
     watch: Callable[[int, int], object] = lambda answered, total: None,
@@ -309,6 +318,8 @@ def under_load(
     concurrency
         Most requests in flight: the client holds others back; 0: it holds none back. With requests that come at the
         same time, so many are in flight at all times.
+    steady
+        Whether requests that meet a server which fills or empties are left out of figures.
     variants, seeds, slo, usd_per_gpu_hour, record, watch
         As in `ladder_sim.serve`.
     """
@@ -325,6 +336,7 @@ def under_load(
             load,
             concurrency=concurrency,
             slo=slo,
+            steady=steady,
             watch=lambda number: watch(before + number, runs * service.requests),
             **more,
         )
