@@ -467,6 +467,20 @@ def test_a_steady_load_leaves_out_requests_while_the_server_fills_or_empties() -
     assert "without" not in every.interval_note
 
 
+def test_a_server_whose_queue_grows_answers_no_faster_than_it_can() -> None:
+    """Regression: its rate was that at which requests come, 58 a second of 45."""
+    given = scenario(overrides={"stack.step_requests": 16})
+    rates = []
+    for rate in (60.0, 100.0):
+        load = Traffic(rate=rate, prompt=Lengths.parse("256"), gen=Lengths.parse("64"), requests=800)
+        outcome = under_load(Service.for_requests(given, load), load, "standard", seeds=1, steady=True)[
+            "standard"
+        ].outcome
+        assert not outcome.stable
+        rates.append(outcome.requests_per_s)
+    assert rates[0] == pytest.approx(rates[1], rel=0.01)
+
+
 def test_of_a_short_load_every_request_counts() -> None:
     load = Traffic(rate=20.0, **{**LOAD, "requests": 5})
     outcome = outcomes(scenario(), load, ["standard"], steady=True)["standard"]
