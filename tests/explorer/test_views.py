@@ -254,6 +254,9 @@ def test_the_answer_names_the_plan_on_which_standard_is_fastest() -> None:
     slow = texts(panel("best-plan", "model=deepseek-v3&nodes=2&stack=sglang&concurrency=64").html)
     assert re.search(r"On TP \d+.* standard .* as fast; over it, \w+ gives \d", slow)
     assert "No plan on these GPUs is known to run standard faster" in texts(panel("best-plan", "model=8b&tp=2").html)
+    # regression: without a rewired variant it denied the plan
+    alone = texts(panel("best-plan", "model=deepseek-v3&nodes=2&stack=sglang&concurrency=64&variants=standard").html)
+    assert slow.startswith(alone.rstrip("."))
 
 
 @pytest.mark.parametrize("name", ["prediction.csv", "decode.perfetto.json", "whatif.csv", "plans.json", "evidence.csv"])
