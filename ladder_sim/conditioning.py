@@ -3,7 +3,7 @@
 Kernels, prompts, collectives, the CPU and the front end each have a factor. Most servers are what a scenario says:
 their factors are 1, and what they measure differs by the errors of one load. Some are not (other flags, clocks or
 kernels): their factors are spread. And some rows are odd: they differ from all others of their server. A measurement
-tells how likely each of the four is, and which factors would explain it (Gaussian, linearised where they end); the
+tells how likely each of the four is, and which factors would explain it (Gaussian, linearised on the way there); the
 profile that is returned has their expectation.
 """
 
