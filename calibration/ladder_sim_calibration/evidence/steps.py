@@ -45,7 +45,6 @@ from ladder_sim_calibration.evidence.runs import (
     own_files,
     planned,
 )
-from ladder_sim_calibration.evidence.serving import serve, servings
 from ladder_sim_calibration.fit.command import report
 from ladder_sim_calibration.fit.profile import make_profile
 from ladder_sim_calibration.fit.samples import SampleStore
@@ -59,8 +58,8 @@ CHECKS = "checks.json"
 SCHEMA = Schema()
 # of the budget, for single ops; the rest is for runs
 OPS_SHARE = 0.5
-# where a table of runs is asked for: of the budget, for single ops and for servers
-PAPER_OPS_SHARE, SERVE_SHARE = 0.1, 0.6
+# the same where a table of runs is asked for
+PAPER_OPS_SHARE = 0.1
 # what an emulated all-reduce is looked up by: 1 KB to 1 GB
 MESSAGES = tuple(1024.0 * 4**power for power in range(11))
 
@@ -87,7 +86,6 @@ class Evidence:
             raise UsageError(f"--most {options.most:g}: must be above 0", hint="for example --most 4096")
         # makes a scenario of each, which checks the other options
         self._runs = tuple(planned(options, self._cluster, ranks=ranks, on_gpus=self._on_gpus))
-        self._served = tuple(servings(ranks)) if options.serve else ()
         self._claim()
         for given, kept in self._own.items():
             write_file(kept, read_bytes(Path(given), what="a config.json, or a cluster's .toml"))
@@ -96,12 +94,10 @@ class Evidence:
     def collect(self, spend_s: float) -> list[str]:
         """Run every stage that is not done yet; return what could not be measured, or is not as expected."""
         failed: list[str] = []
-        serve_share = SERVE_SHARE if self._served else 0.0
-        ops_share = PAPER_OPS_SHARE if self._options.paper or self._served else OPS_SHARE
+        ops_share = PAPER_OPS_SHARE if self._options.paper else OPS_SHARE
         for name, stage in (
             ("predictions", self._predict()),
-            ("runs", self._run_all(time.monotonic() + (1.0 - ops_share - serve_share) * spend_s)),
-            ("servings", self._serve_all(serve_share * spend_s)),
+            ("runs", self._run_all(time.monotonic() + (1.0 - ops_share) * spend_s)),
             ("single ops", self._measure_ops(ops_share * spend_s)),
             ("profile", self._fit()),
             ("comparison", self._compare()),
@@ -170,18 +166,17 @@ class Evidence:
         path, rows = self._folder / PREDICTED, []
         before = json.loads(read_bytes(path, what="predictions"))["rows"] if path.exists() else []
         known = {row["run"] for row in before}
-        planned_now = [(run.name, VARIANTS, arguments_of(run, self._options), self._model) for run in self._runs]
-        planned_now += [(each.name, each.variants, each.arguments, each.model) for each in self._served]
-        for name, variants, arguments, model in planned_now:
-            if name in known:
+        for run in self._runs:
+            if run.name in known:
                 continue
+            arguments = arguments_of(run, self._options)
             predicted: Mapping[str, Mapping[str, float]] = {}
             try:
-                predicted = figures(scenario_of(arguments, model, self._cluster), variants) if self._on_gpus else {}
+                predicted = figures(self._scenario(run), VARIANTS) if self._on_gpus else {}
             except LadderSimError as error:
-                yield f"not predicted: {name}: {error.message}"
-            own = {"run": name, "model": Path(model).name if model == self._model else model, "scenario": arguments}
-            rows += [{**own, "variant": variant, **predicted.get(variant, {})} for variant in variants]
+                yield f"not predicted: {run.name}: {error.message}"
+            own = {"run": run.name, "model": Path(self._model).name, "scenario": arguments}
+            rows += [{**own, "variant": variant, **predicted.get(variant, {})} for variant in VARIANTS]
         if rows or not path.exists():
             head = {"ladder_sim": __version__, "commit": _commit(), "cluster": Path(self._cluster).name}
             head |= {"gpu": self._machine.get("gpu", ""), "rehearsal": self._rehearsal}
@@ -242,10 +237,6 @@ class Evidence:
         request_s: float = sum(row.get("ttft_s", 0.0) + steps * row.get("tpot_s", 0.0) for row in own)
         requests: int = self._options.repeats + self._options.warmups
         return request_s * requests
-
-    def _serve_all(self, spend_s: float) -> Iterator[str]:
-        """Serve every load by vLLM; yield what failed."""
-        yield from serve(self._served, self._folder, self._options.vllm, time.monotonic() + spend_s)
 
     def _table(self, run: Run) -> Path:
         """Return the path of a CSV with the predicted all-reduce times that a single rank waits for."""
