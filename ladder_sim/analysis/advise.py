@@ -53,7 +53,7 @@ def at_load(base: Scenario, plan: Plan, load: int) -> Scenario:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Times:
+class _ReplicaTimes:
     """Of a replica, by its numbers of requests; seconds, NaN where they do not fit."""
 
     memory_bytes: Floats
@@ -68,7 +68,7 @@ class _Times:
         return not np.isnan(next(iter(self.ttft_s.values()))[row])
 
 
-def _times(replica: _Replica, variants: tuple[str, ...], profile: str | CalibrationProfile | None) -> _Times:
+def _times(replica: _Replica, variants: tuple[str, ...], profile: str | CalibrationProfile | None) -> _ReplicaTimes:
     """Return the times of a replica's options by number of requests; what does not fit is not simulated."""
     scenario, requests = replica[0], np.array(replica[1])
     workload = scenario.workload
@@ -96,7 +96,7 @@ def _times(replica: _Replica, variants: tuple[str, ...], profile: str | Calibrat
             raise
         except Exception as error:
             problem = reason(error)
-    return _Times(memory_bytes=memory_bytes, ttft_s=ttft_s, decode_s=decode_s, problem=problem)
+    return _ReplicaTimes(memory_bytes=memory_bytes, ttft_s=ttft_s, decode_s=decode_s, problem=problem)
 
 
 def simulated_options(

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ladder_sim.closed_loop.schedule import Clients, Lengths, Schedule, Scheduling, Times, schedule
+from ladder_sim.closed_loop.schedule import Clients, ClientTimes, Lengths, Schedule, Scheduling, schedule
 from ladder_sim.des.shared import Number, minimum
 from ladder_sim.specs.workload import ROUNDS, SPREAD
 
@@ -171,7 +171,7 @@ class _Priced(NamedTuple):
     """The schedule."""
     runs_s: NDArray[np.float64]
     """What each run takes."""
-    times_s: Times
+    times_s: ClientTimes
     """Times of all requests together."""
     prompts_s: float
     """What prompts added to steps."""
@@ -188,7 +188,9 @@ class _Priced(NamedTuple):
         runs_s = plan.counts * alone_s
         runs_s[prompts] += added_s
         tokens_s = float((plan.steps * plan.decodes) @ alone_s)
-        return cls(plan, runs_s, Times(*(plan.times @ runs_s).tolist()), float(plan.steps[prompts] @ added_s), tokens_s)
+        return cls(
+            plan, runs_s, ClientTimes(*(plan.times @ runs_s).tolist()), float(plan.steps[prompts] @ added_s), tokens_s
+        )
 
     def front_end_s(self, front_end: FrontEnd) -> float:
         """Return the time of a request in the front end."""

@@ -125,7 +125,7 @@ class Schedule:
     steps: NDArray[np.float64]
     """Steps that a run stands for, 0 where the engine waits: in the first rounds its own, then those of all rounds."""
     times: NDArray[np.float64]
-    """What each run adds to the times of `Times`, in proportion to the time that it takes."""
+    """What each run adds to the times of `ClientTimes`, in proportion to the time that it takes."""
     requests: float
     """Requests that are answered."""
     begun: float
@@ -150,7 +150,7 @@ class Schedule:
     """Runs before each request has its first token."""
 
 
-class Times(NamedTuple):
+class ClientTimes(NamedTuple):
     """Times of all requests together, or for each run what it adds to them."""
 
     now: Any
@@ -329,7 +329,7 @@ def _summed(
     )
     outside = sent - arrives + np.bincount(during, weights * part, len(runs))
     begins = arrived == 0.0
-    times = Times(now=often, further=first - last, waited=sent - first, ran=admitted - last, outside=outside)
+    times = ClientTimes(now=often, further=first - last, waited=sent - first, ran=admitted - last, outside=outside)
     steps = often * counts * (decodes >= 0)
     prompts = np.flatnonzero(held)
     return Schedule(

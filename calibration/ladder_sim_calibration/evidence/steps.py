@@ -35,7 +35,7 @@ from ladder_sim.validation.archive import FAILURES, FIGURES, PREDICTED, figures,
 from ladder_sim.values import whole
 from ladder_sim_calibration.evidence.runs import (
     VARIANTS,
-    Run,
+    PlannedRun,
     arguments_of,
     linked,
     links_here,
@@ -215,11 +215,11 @@ class Evidence:
                 yield f"not measured: {run.name}: {getattr(error, 'message', 'it ended with an error')}"
 
     @cached_property
-    def _first(self) -> Run | None:
+    def _first(self) -> PlannedRun | None:
         """The most valuable run that this machine can make."""
         return next((run for run in self._runs if not self._impossible(run)), None)
 
-    def _impossible(self, run: Run) -> str:
+    def _impossible(self, run: PlannedRun) -> str:
         """Return why this machine cannot make a run; empty if it can."""
         if run.tp > self._ranks > 1:
             return f"there are {self._ranks} GPUs"
@@ -227,7 +227,7 @@ class Evidence:
             return ""
         return f"it needs {use.total_bytes / 1e9:.0f} GB of each GPU"
 
-    def _expected_s(self, run: Run) -> float:
+    def _expected_s(self, run: PlannedRun) -> float:
         """Return the predicted seconds of all requests of a run; 0 if nothing is predicted."""
         if not (self._folder / PREDICTED).exists():
             return 0.0
@@ -238,7 +238,7 @@ class Evidence:
         requests: int = self._options.repeats + self._options.warmups
         return request_s * requests
 
-    def _table(self, run: Run) -> Path:
+    def _table(self, run: PlannedRun) -> Path:
         """Return the path of a CSV with the predicted all-reduce times that a single rank waits for."""
         links = f"{run.stack}{'' if run.tp == self._tp else f'-tp-{run.tp}'}{'' if run.p2p else '-p2p-off'}"
         path, scenario = self._folder / f"all-reduce-{links}.csv", self._scenario(run)
@@ -308,7 +308,7 @@ class Evidence:
             if op not in timed:
                 yield f"{op}: not measured, none of {sizes} sizes: {causes.get(op, 'no time was left')}"
 
-    def _results(self) -> "Iterator[tuple[Run, dict[str, Any]]]":
+    def _results(self) -> "Iterator[tuple[PlannedRun, dict[str, Any]]]":
         """Yield the runs that were measured, with their results."""
         for run in self._runs:
             path = self._folder / f"{run.name}.json"
@@ -334,7 +334,7 @@ class Evidence:
         """Once single ops have been measured."""
         return SampleStore(self._folder / SAMPLES)
 
-    def _scenario(self, run: Run) -> Scenario:
+    def _scenario(self, run: PlannedRun) -> Scenario:
         return scenario_of(arguments_of(run, self._options), self._model, self._cluster)
 
     def _compare(self) -> Iterator[str]:
@@ -361,7 +361,7 @@ class Evidence:
         if runs:
             write_file(self._folder / RUNS, Document(content={}, rows=runs).to_csv())
 
-    def _run_row(self, run: Run, variant: str, measured: Mapping[str, Any]) -> dict[str, Any]:
+    def _run_row(self, run: PlannedRun, variant: str, measured: Mapping[str, Any]) -> dict[str, Any]:
         return {
             "source": "emulated links" if self._ranks == 1 else "real links",
             # `validate` runs in the folder, which has another path at home
@@ -378,7 +378,7 @@ class Evidence:
         }
 
 
-def _compared(run: Run, measured: Mapping[str, Any], prediction: Prediction) -> dict[str, Any]:
+def _compared(run: PlannedRun, measured: Mapping[str, Any], prediction: Prediction) -> dict[str, Any]:
     """Return the predicted and measured figures of a variant; a single new token has no TPOT."""
     predicted = {"ttft_s": prediction.ttft_s, "tpot_s": prediction.tpot_s, "speedup": prediction.speedup.value}
     both = {

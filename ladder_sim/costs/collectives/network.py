@@ -11,8 +11,8 @@ from ladder_sim.costs.collectives.algorithms import ALGORITHMS, ALL_REDUCE, DISP
 from ladder_sim.costs.estimate import (
     COLLECTIVE_ERROR,
     COPY_TRAFFIC,
-    HOLDERS,
     HOST_ROUND_TRIP_S,
+    KERNELS,
     ONLY,
     CollectiveTimes,
     Source,
@@ -138,7 +138,7 @@ class Network:
         Flags of NVLS lie in device memory (NCCL 2.21.5, src/transport/nvls.cc), so that all of it are such steps. What
         goes through host memory waits for it; trees and rings across the network, meanwhile, for the network.
         """
-        if HOLDERS[name] == "nvls":
+        if KERNELS[name] == "nvls":
             return seconds / self._hardware.overlap.memory_step_s
         outside_s = self._across_nodes.outside_s(name) if self._across_nodes and name in ("tree", "ring") else 0.0
         return np.maximum(0.0, seconds - outside_s) / HOST_ROUND_TRIP_S

@@ -50,7 +50,7 @@ class Pipeline:
 ONE_STAGE = Pipeline()
 
 
-class Times:
+class CommTimes:
     """Seconds of collectives while they are watched; NaN: this communicator cannot see them."""
 
     comm_s = math.nan
@@ -129,9 +129,9 @@ class Communicator:
     def replayed(self, mark: Mark) -> None:
         """Record that a graph with this rank's collectives was started, whose end `mark` marks."""
 
-    def watched(self) -> AbstractContextManager[Times]:
+    def watched(self) -> AbstractContextManager[CommTimes]:
         """Measure the time of collectives meanwhile."""
-        return nullcontext(Times())
+        return nullcontext(CommTimes())
 
     def settings(self) -> dict[str, object]:
         """Return what a result reports of the communication."""

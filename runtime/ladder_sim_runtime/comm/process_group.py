@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ladder_sim.errors import MissingDependencyError, UsageError
-from ladder_sim_runtime.comm.base import DONE, ONE_STAGE, Communicator, Handle, Mark, Pipeline, Times
+from ladder_sim_runtime.comm.base import DONE, ONE_STAGE, CommTimes, Communicator, Handle, Mark, Pipeline
 from ladder_sim_runtime.comm.streams import SideStream
 
 _Options = TypeVar("_Options", bound=Any)
@@ -141,8 +141,8 @@ class ProcessGroup(Communicator):
     def barrier(self) -> None:
         self.slowest(torch.zeros(1))
 
-    def watched(self) -> AbstractContextManager[Times]:
-        return nullcontext(Times()) if self._stream is None else self._stream.watched()
+    def watched(self) -> AbstractContextManager[CommTimes]:
+        return nullcontext(CommTimes()) if self._stream is None else self._stream.watched()
 
     def settings(self) -> dict[str, object]:
         return self._settings
