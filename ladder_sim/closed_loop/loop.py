@@ -40,17 +40,8 @@ class ServedRequest(Request):
 class Loop:
     """The steps of one variant with any requests in them, and the request that they serve.
 
-    Parameters
-    ----------
-    load
-        Requests in flight.
-    stack
-        CPU time of each request and step, and the front end.
-    passes
-        Simulated steps, by the names of `Requests.passes`. What prompts add to a step is the same next to fewer
-        requests.
-    scenario
-        How the engine schedules, and how requests spread.
+    `passes` are simulated steps, by the names of `Requests.passes`. What prompts add to a step is the same next to
+    fewer requests.
     """
 
     def __init__(self, load: Requests, stack: Stack, passes: Mapping[str, ForwardPass], *, scenario: Scenario) -> None:

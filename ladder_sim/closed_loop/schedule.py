@@ -181,16 +181,8 @@ def _tokens(prompt: int, answer: int, spread: float, count: int) -> tuple[list[i
 def schedule(scheduling: Scheduling, clients: Clients, lengths: Lengths, delay: float) -> Schedule:
     """Schedule clients that send their first requests together, and each further one after an answer.
 
-    Parameters
-    ----------
-    scheduling
-        How the engine schedules.
-    clients
-        Requests in flight.
-    lengths
-        Lengths of steps.
-    delay
-        From an answer until the client's next request has left the front end, on average, in the unit of lengths.
+    The `delay` is from an answer until the client's next request has left the front end, on average, in the unit of
+    lengths.
     """
     concurrency, slots = clients.concurrency, clients.slots
     alone = lengths.decoding(concurrency)
@@ -298,20 +290,9 @@ def _summed(
 ) -> Schedule:
     """Return the schedule of runs of steps, whose first ones stand for themselves and the others for all that follow.
 
-    Parameters
-    ----------
-    clients
-        Requests in flight.
-    runs
-        Requests that decode (-1: the engine waits), tokens of prompts, steps and length of each run.
-    moments
-        Runs before each answered request was sent and admitted, had its first and its last token.
-    arrived
-        When it arrived.
-    answers
-        Further tokens of answered requests.
-    settled, settled_answers
-        Runs that stand for themselves, and requests that they answer.
+    A run has the requests that decode (-1: the engine waits), tokens of prompts, steps and length. Of answered requests
+    there are the runs before each was sent and admitted, had its first and its last token (`moments`), when it arrived,
+    and its further tokens. The first `settled` runs, which answer `settled_answers` requests, stand for themselves.
     """
     decodes, held, counts, spans = (np.array(column) for column in zip(*runs, strict=True))
     requests = max(clients.rounds * clients.concurrency, settled_answers)

@@ -307,19 +307,7 @@ def colour_of(option: str) -> str:
 
 
 def document(first: Reply, settings: Markup, *, scripts: Sequence[str], exported: bool = False) -> str:
-    """Return the whole page with its first answer.
-
-    Parameters
-    ----------
-    first
-        Answer of the query that the page opens with.
-    settings
-        The sheet of all settings.
-    scripts
-        Addresses of the page's scripts, in their order.
-    exported
-        For a folder without a server.
-    """
+    """Return the whole page with its first answer; `scripts` are addresses, and `exported` means without a server."""
     menu = [
         tag("a", "Prediction ", tag("small", "CSV"), data_file="prediction.csv"),
         tag("a", "Prediction ", tag("small", "JSON"), data_file="prediction.json"),

@@ -106,16 +106,9 @@ def search(
 ) -> SearchResult:
     """Find the fastest wirings of a model of those that a choice in each of its layers makes.
 
-    Raises WiringError if no candidate is a model; MemoryFitError if the model does not fit its GPUs.
-
-    Parameters
-    ----------
-    scenario, profile, ignore_memory
-        As in `ladder_sim.predict`; the scenario's variant does not count.
-    space
-        Choices of a layer.
-    watch
-        Function that is given how many candidates were simulated, and about how many there are to simulate.
+    Other arguments are those of `ladder_sim.predict`; the scenario's variant does not count. `watch` is given how many
+    candidates were simulated, and about how many there are to simulate. Raises WiringError if no candidate is a model;
+    MemoryFitError if the model does not fit its GPUs.
     """
     times = _Candidates(scenario, space, profile, ignore_memory=ignore_memory, watch=watch)
     error = _simulate(_fastest(times), times)

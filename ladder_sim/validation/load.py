@@ -7,7 +7,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
-from ladder_sim.answer import Answer
+from ladder_sim.answer import Listed
 from ladder_sim.confidence import Confidence
 from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.serving.intervals import under_load
@@ -51,20 +51,15 @@ class LoadComparison:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
-class LoadValidation(Answer, Sequence[LoadComparison]):
+class LoadValidation(Listed[LoadComparison]):
     """Measured loads of one file and their simulations, in the order of the file."""
 
     shown_by = "loads.LoadsReport"
+    parts = "rows"
 
     name: str
     """File that the loads are from."""
     rows: tuple[LoadComparison, ...]
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.rows[index]
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
 
 def compare_loads(
