@@ -50,7 +50,7 @@ class BreakEvenReport(Report[BreakEven]):
         """Return the values where something happens, the most important first."""
         result = self.answer
         (low, at_low), (high, at_high) = result.ends
-        from_start, to_end = result.whole_range
+        from_start, to_end = (not np.isnan(result.speedups[end]) for end in (0, -1))
         found: list[tuple[float, Interval, str]] = [
             (low, at_low, "start of the range searched" if from_start else "smallest value tried that can run"),
             (high, at_high, "end of the range searched" if to_end else "largest value tried that can run"),

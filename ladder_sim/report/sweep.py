@@ -336,7 +336,7 @@ def speedup_map(
         if name not in table.variants:
             raise UsageError(f"the sweep holds no {name}", hint=f"it holds {', '.join(table.variants)}")
     row_field, column_field = table.varied
-    rows, columns = _distinct(table[row_field]), _distinct(table[column_field])
+    rows, columns = (list(dict.fromkeys(table[field].tolist())) for field in (row_field, column_field))
     row_texts, column_texts = (
         [field_text(field, value, table.units[field]) for value in values]
         for field, values in ((row_field, rows), (column_field, columns))
@@ -410,11 +410,6 @@ def _cell_axis(field: str, values: list[Any], typed: str, *, compact: bool) -> d
 def _place(value: float, ascending: Any) -> float:
     """Return where a value lies among equal cells."""
     return float(np.interp(np.log(value), np.log(ascending), np.arange(len(ascending))))
-
-
-def _distinct(values: NDArray[Any]) -> list[Any]:
-    """Return the distinct values in the order they come."""
-    return list(dict.fromkeys(values.tolist()))
 
 
 def _held(table: SweepTable) -> str:
