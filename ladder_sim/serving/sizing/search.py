@@ -121,20 +121,10 @@ def check_rate(traffic: Traffic) -> None:
 class Search:
     """The limits of one variant on one plan, and the fewest replicas that meet an SLO.
 
-    Parameters
-    ----------
-    service, variant
-        Of one replica; canonical name.
-    traffic
-        Requests at a rate; other rates bring the same ones, closer together or further apart.
-    slo
-        Bounds to keep, by a queue that does not grow without end: on average over `seeds`.
-    near
-        A rate, in requests per second, that a replica's limit may be near; None: it is guessed.
-    simulated
-        Simulations that are known, by what was simulated; others are added.
-    watch
-        Is given what is simulated, as a phrase.
+    Other rates bring the same requests, closer together or further apart. Bounds of the SLO are kept by a queue that
+    does not grow without end, on average over `seeds`. A replica's limit may be `near` a rate, requests per second; by
+    default it is guessed. Simulations that are known are looked up in `simulated`, and others added; `watch` is given
+    what is simulated, as a phrase.
     """
 
     def __init__(

@@ -66,23 +66,8 @@ class Communicator:
     """Collectives over the ranks of one group, in the order they are issued. Rows are tokens.
 
     Alone, a rank has the whole model, or one shard of it and free communication: the others gather the same rows.
-
-    Parameters
-    ----------
-    size
-        Number of ranks.
-    pipeline
-        Where this group's stage is among the others.
-    exchange
-        The ranks at this position of every group with requests of its own, which share their experts; None: there is
-        one such group.
-
-    Attributes
-    ----------
-    name
-        Of the backend.
-    rank
-        Of this process.
+    `exchange` are the ranks at this position of every group with requests of its own, which share their experts; by
+    default there is one such group. `name` is the backend's.
     """
 
     name = "none"
