@@ -36,7 +36,7 @@ from ladder_sim.sweeps.executors import Processes, serial
 from ladder_sim.sweeps.grid import variant_names
 from ladder_sim.sweeps.price import PRICE_CAVEAT, check_price, token_price
 from ladder_sim.sweeps.run import MAX_WORKERS
-from ladder_sim.units import format_seconds
+from ladder_sim.units import counted_text, format_seconds
 from ladder_sim.values import typed, whole
 from ladder_sim.wirings.names import parse
 
@@ -331,7 +331,7 @@ def _cautions(options: Sequence[Option], loads: Sequence[int], *, bounded: bool)
 def _no_fit(closest: Unfit, gpus: int, enough: int | None) -> InfeasibleError:
     """Return the error that no plan can run: why not even the one that needs least memory, and what would."""
     scenario = closest.scenario
-    head = f"no plan on at most {gpus} GPU{'s' if gpus > 1 else ''} can run"
+    head = f"no plan on at most {counted_text(gpus, 'GPU')} can run"
     if closest.problem:
         return InfeasibleError(f"{head}: {closest.problem}", hint="take other plans or variants")
     load = f"{'at' if scenario.workload.concurrency is None else 'with'} {load_label(scenario.workload)}"

@@ -20,10 +20,11 @@ from ladder_sim.display.labels import (
     scenario_label,
     wiring_label,
 )
-from ladder_sim.report.columns import Column, counted_text, fields_of, table_of
+from ladder_sim.report.columns import Column, fields_of, table_of
 from ladder_sim.report.console import WholeTable
 from ladder_sim.report.figures.style import TEXT_COLOUR, Figure, figure, value_axis, variant_colour
 from ladder_sim.report.report import Brief, Remark, Report
+from ladder_sim.units import counted_text
 
 # rows of the default answer
 _SHOWN = 7

@@ -15,7 +15,7 @@ from ladder_sim.report.errors import error_columns, error_fields, left_out, load
 from ladder_sim.report.report import Brief, Remark, Report
 from ladder_sim.serving import Traffic
 from ladder_sim.serving.requests.result import Result
-from ladder_sim.units import step_for
+from ladder_sim.units import counted_text, step_for
 from ladder_sim.validation.compare import ErrorStats, Quantity
 from ladder_sim.validation.load import LoadComparison, LoadValidation, summarize_loads
 
@@ -94,7 +94,7 @@ class LoadsReport(Report[LoadValidation]):
             errors = list(summarize_loads(timed).items())
             parts += [Text("errors of all loads"), table_of(SHOWN, errors), Text()]
         notes = Counter(each.note for each in self.answer if each.note)
-        parts += [Text(f"{count} load{'s' if count > 1 else ''}: {note}") for note, count in notes.items()]
+        parts += [Text(f"{counted_text(count, 'load')}: {note}") for note, count in notes.items()]
         return Group(*parts)
 
     def values(self) -> Document:

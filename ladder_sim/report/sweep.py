@@ -41,6 +41,7 @@ from ladder_sim.report.report import WIDTH, Brief, Remark, Report
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.sweeps.evaluate import PRICE, PROBLEM
 from ladder_sim.sweeps.table import SweepTable
+from ladder_sim.units import counted_text
 from ladder_sim.wirings.names import NO_COMMUNICATION
 
 # points of the default answer, and rows that a person reads behind it; more are for a file
@@ -154,7 +155,7 @@ class SweepReport(Report[SweepTable]):
         sweep, able = self.answer, len(self.able)
         rows = self.chosen()
         hidden = len(sweep) - len(rows)
-        more = f"{hidden} more point{'s' if hidden != 1 else ''}"
+        more = counted_text(hidden, "more point")
         if len(sweep) > MAX_ROWS:
             more = f"the first {MAX_ROWS} points (--csv and --save: all)"
         confidence = next(iter(self.notes.confidences.values()), None)

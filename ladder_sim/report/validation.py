@@ -9,10 +9,11 @@ from rich.text import Text
 
 from ladder_sim.display.document import Document
 from ladder_sim.display.labels import wiring_label
-from ladder_sim.report.columns import Column, counted_text, fields_of, percent, table_of
+from ladder_sim.report.columns import Column, fields_of, percent, table_of
 from ladder_sim.report.errors import error_columns, error_figure, quantity_columns
 from ladder_sim.report.report import Brief, Remark, Report
 from ladder_sim.specs.workload import STATIC
+from ladder_sim.units import counted_text
 from ladder_sim.validation.compare import (
     FITTED_PROFILES,
     Comparison,
