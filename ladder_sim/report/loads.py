@@ -17,7 +17,7 @@ from ladder_sim.serving import Traffic
 from ladder_sim.serving.requests.result import Result
 from ladder_sim.units import counted_text, step_for
 from ladder_sim.validation.compare import ErrorStats, Quantity
-from ladder_sim.validation.load import LoadComparison, LoadValidation, summarize_loads
+from ladder_sim.validation.load import DEPLOYMENT, LoadComparison, LoadValidation, summarize_loads
 
 FIGURE_COLUMNS = ("figure", "measured", "predicted (90 %)", "error", "inside")
 # loads of which --explain shows each figure
@@ -26,8 +26,6 @@ _SHOWN_LOADS = 4
 _SHOWN_FIGURES = 4
 _WANTED = ("tpot_mean_s", "ttft_mean_s", "tpot_p99_s", "ttft_p99_s", "tokens_per_s", "e2e_mean_s", "requests_per_s")
 _RATES = {"requests_per_s": "requests/s", "tokens_per_s": "tok/s", "tokens_per_s_per_gpu": "tok/s per GPU"}
-
-SERVER = ("model", "cluster", "stack", "dtype", "tp", "ep", "attention_dp")
 
 # in JSON and CSV, of one figure
 VALUES: Sequence[Column[Quantity | None]] = quantity_columns("", lambda each: each)
@@ -107,7 +105,7 @@ class LoadsReport(Report[LoadValidation]):
                 "load": number,
                 "tool": each.result.tool,
                 "source": each.result.server.get("source", ""),
-                **{name: scenario.get(name) for name in SERVER},
+                **{name: scenario.get(name) for name in DEPLOYMENT},
                 "concurrency": each.result.concurrency or None,
             }
             figures = each.figures or dict.fromkeys(each.result.figures)

@@ -24,7 +24,7 @@ from ladder_sim.validation.compare import ErrorStats, Quantity, check_error, err
 # what InferenceX calls engines
 _ENGINES = {"trt": "trtllm", "tensorrt-llm": "trtllm"}
 # columns of a published load that say what served it
-_DEPLOYMENT = ("model", "cluster", "stack", "dtype", "tp", "ep", "attention_dp")
+DEPLOYMENT = ("model", "cluster", "stack", "dtype", "tp", "ep", "attention_dp")
 # those of them that a file states for sure: a client's backend need not be the server's engine
 _STATED = frozenset({"model", "cluster", "dtype", "tp", "ep"})
 # checkpoints in them are quantised by a flag of the server
@@ -124,10 +124,10 @@ def errors_of(scenario: Scenario) -> list[PublishedError]:
     ['BLIS ground truth', 'BLIS ground truth', 'BLIS ground truth', 'BLIS ground truth']
     """
     fields = {**scenario.fields(), "stack": scenario.stack.unversioned}
-    wanted = tuple(str(fields[name]) for name in _DEPLOYMENT)
+    wanted = tuple(str(fields[name]) for name in DEPLOYMENT)
     loads: dict[str, dict[str, float]] = {}
     for row in _published_errors():
-        if tuple(row[name] for name in _DEPLOYMENT) == wanted and row["error"]:
+        if tuple(row[name] for name in DEPLOYMENT) == wanted and row["error"]:
             loads.setdefault(row["source"], {})[row["figure"]] = float(row["error"])
     return [PublishedError(source, errors) for source, errors in loads.items()]
 
@@ -201,7 +201,7 @@ def stated_otherwise(result: Result, scenario: Scenario, given: Mapping[str, Any
             continue
         if said:
             theirs[name] = said
-    return {name: theirs[name] for name in _DEPLOYMENT if theirs.get(name, ours[name]) != ours[name]}
+    return {name: theirs[name] for name in DEPLOYMENT if theirs.get(name, ours[name]) != ours[name]}
 
 
 def plan_of(result: Result) -> dict[str, int]:
