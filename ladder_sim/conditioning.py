@@ -2,8 +2,9 @@
 
 Kernels, prompts, collectives, the CPU and the front end each have a factor. Most servers are what a scenario says:
 their factors are 1, and what they measure differs by the errors of one load. Some are not (other flags, clocks or
-kernels): their factors are spread by `FACTORS`. A measurement tells how likely a server is one of those, and which
-factors would explain it (Gaussian, linearised where they end); the profile that is returned has their expectation.
+kernels): their factors are spread. And some rows are odd: they differ from all others of their server. A measurement
+tells how likely each of the four is, and which factors would explain it (Gaussian, linearised where they end); the
+profile that is returned has their expectation.
 """
 
 import dataclasses
@@ -26,6 +27,7 @@ from ladder_sim.prediction import predict, resolve_profile
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS, ScenarioFields
 from ladder_sim.specs.scenario import Scenario, scenario_asked
+from ladder_sim.specs.workload import FORMATS
 from ladder_sim.units import format_rate, format_seconds, parse_quantity, quoted
 
 if TYPE_CHECKING:
@@ -40,46 +42,77 @@ class Measured(TypedDict, total=False):
     tokens_per_s: float
 
 
+class Prior(NamedTuple):
+    """How servers and their rows differ from predictions; standard deviations are of logarithms."""
+
+    gpu_sd: float
+    """Of the factors of kernels, prompts and collectives, of a server that is not as its scenario says."""
+    cpu_sd: float
+    """Of the factor of the CPU's part, likewise."""
+    row_sd: float
+    """Of the time per token of one load and plan alone."""
+    odd_share: float
+    """Share of rows that are odd."""
+    odd_times: float
+    """How many times as much an odd row differs."""
+    different: float
+    """Share of servers that are not as their scenarios say."""
+    different_16_bits: float
+    """Likewise of dense models in 16 bits, whose GEMMs are one library's in every engine and version."""
+
+    @property
+    def variance(self) -> NDArray[Any]:
+        """Variance of the logarithm of each factor, of a server that is not as its scenario says."""
+        return np.square([*[self.gpu_sd] * 3, self.cpu_sd, FRONT_END_SD])
+
+    @property
+    def elsewhere_sd(self) -> float:
+        """Standard deviation of the time per token of one load and plan alone, odd ones among them."""
+        return self.row_sd * math.sqrt(1.0 + self.odd_share * (self.odd_times**2 - 1.0))
+
+    def share_different(self, scenario: Scenario) -> float:
+        """Return the share of servers of a scenario that are not as it says."""
+        sixteen_bits = FORMATS[scenario.workload.dtype] is FORMATS["bf16"] and not scenario.model.experts
+        return self.different_16_bits if sixteen_bits else self.different
+
+
+# fitted to pairs of rows of one server, and the shares counted, by `python -m tools.profiles.conditioning
+# serving_dense.csv serving_moe.csv`, which prints how they do with each model left out
+PRIOR = Prior(
+    gpu_sd=0.146, cpu_sd=0.346, row_sd=0.0454, odd_share=0.216, odd_times=3.13, different=0.34, different_16_bits=0.1
+)
+
+# of the front end, which times per token hardly depend on: judgement
+FRONT_END_SD = 0.7
+
+
 class Factor(NamedTuple):
     """What a measurement may move."""
 
-    spread: float
-    """Standard deviation of its logarithm, of a server that is not as the scenario says."""
     figures: tuple[str, ...]
     """Fields of `ladder_sim.costs.hardware.Stack` that it multiplies."""
     suspect: str
     """What is probably otherwise on the server, if it explains most of the difference."""
 
 
-# Spreads, the share of servers that are otherwise, and the errors of one load were chosen on servings of
-# aiconfigurator-core 0.12.0 where one row of a server predicts its others (`python -m tools.profiles.conditioning
-# serving_dense.csv serving_moe.csv`): with experts, times per token err by 6.6 % instead of 7.7 at another load and
-# by 5.6 instead of 6.2 on another plan; those of dense models, which figures are fitted to, by 5.6 instead of 5.8 and
-# by 6.3 instead of 6.0. Halved or doubled they change that by 0.2 points
 FACTORS: Mapping[str, Factor] = {
-    "kernels": Factor(0.15, ("kernel_factor",), "the GPUs' clocks, the precision of weights or the kernels"),
-    "prompts": Factor(0.1, ("prompt_factor",), "the size of chunks, or what the prefix cache holds of prompts"),
-    "collectives": Factor(0.25, ("collective_factor",), "the all-reduce (--allreduce) or the links"),
+    "kernels": Factor(("kernel_factor",), "the GPUs' clocks, the precision of weights or the kernels"),
+    "prompts": Factor(("prompt_factor",), "the size of chunks, or what the prefix cache holds of prompts"),
+    "collectives": Factor(("collective_factor",), "the all-reduce (--allreduce) or the links"),
     "the CPU's part": Factor(
-        0.4, ("host_request_s", "host_rank_s", "host_state_s"), "CUDA graphs, the CPU or what else it does"
+        ("eager_launch_s", "host_request_s", "host_rank_s", "host_state_s"), "CUDA graphs, the CPU or what else it does"
     ),
-    "the front end": Factor(0.7, FRONT_END, "the front end: HTTP, tokenizer, queueing"),
+    "the front end": Factor(FRONT_END, "the front end: HTTP, tokenizer, queueing"),
 }
 
 # what front ends differ by where a stack's own takes less: clients of one campaign have vLLM's first tokens 2.2 steps,
 # 15 to 50 ms, later than those of another (`validation/data/campaigns.toml`)
 LEAST_FRONT_END_S = 0.03
 
-# share of servers that are not as their scenarios say
-SHARE_DIFFERENT = 0.3
-
 # standard deviation of the logarithm of what is of one load and plan alone; and of a measurement where it is that load
 # which is predicted: runs of one server differ by 1 to 2 % (docs/how/intervals.md), first tokens by more
-ELSEWHERE_SD: Mapping[str, float] = {"tpot_s": 0.07, "ttft_s": 0.35, "tokens_per_s": 0.07}
+ELSEWHERE_SD: Mapping[str, float] = {"tpot_s": PRIOR.row_sd, "ttft_s": 0.35, "tokens_per_s": PRIOR.row_sd}
 HERE_SD: Mapping[str, float] = {"tpot_s": 0.015, "ttft_s": 0.05, "tokens_per_s": 0.015}
-
-# of intervals of other loads and plans: 92 to 96 % of such servings lie inside (the same command)
-INTERVAL_SD = 0.09
 
 # logarithms beyond which a measurement is of something else: of a factor, and of what no factor explains
 MOST_MOVED, MOST_MISSED = math.log(20.0), 0.3
@@ -157,15 +190,16 @@ def condition(
         by_factor = np.array([slopes[name] for name in measured])
         missed = np.array([math.log(value) - now[name] for name, value in measured.items()])
         log_errors = missed + by_factor @ log_factors
-        log_factors, covariance = posterior(log_errors, by_factor, [sd[name] for name in measured], elsewhere=elsewhere)
+        log_factors, covariance = posterior(
+            log_errors, by_factor, [sd[name] for name in measured], PRIOR.share_different(at) if elsewhere else None
+        )
+        if np.abs(log_factors).max() > MOST_MOVED:
+            raise _impossible(measured, predicted)
     now, _ = responses(at, base, log_factors)
     most_missed = max(abs(math.log(value) - now[name]) for name, value in measured.items())
-    if np.abs(log_factors).max() > MOST_MOVED or (not elsewhere and most_missed > MOST_MISSED):
-        raise UsageError(
-            f"no server of this scenario measures {_said(measured, predicted)}",
-            hint="check the unit, the load (concurrency=...) and the plan (tp=...)",
-        )
-    elsewhere_width = width(slopes["tpot_s"], covariance, INTERVAL_SD)
+    if not elsewhere and most_missed > MOST_MISSED:
+        raise _impossible(measured, predicted)
+    elsewhere_width = width(slopes["tpot_s"], covariance, PRIOR.elsewhere_sd)
     measurement = ServerMeasurement(
         said=_said(measured, predicted),
         at=(at.model, at.plan, at.workload),
@@ -338,26 +372,45 @@ def _times(stack: Stack, figure: str, factor: Any) -> Any:
 
 
 def posterior(
-    log_errors: NDArray[Any], by_factor: NDArray[Any], row_sd: Sequence[float], *, elsewhere: bool = True
+    log_errors: NDArray[Any],
+    by_factor: NDArray[Any],
+    row_sd: Sequence[float],
+    different: float | None,
+    prior: Prior = PRIOR,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the expected logarithms of the factors, and their covariance, given the errors of figures.
 
     `log_errors` is the logarithm of each measured figure over its prediction, `by_factor` what each factor's logarithm
     changes in them, shape (figures, factors), and `row_sd` the standard deviation of what is of one row alone.
-    `elsewhere`: other loads or plans are to be predicted; the load itself takes what it measured on any server.
+    `different` is the share of servers that are not as their scenarios say; None: the load itself is to be predicted,
+    which takes what it measured on any server.
     """
-    variance = np.square([factor.spread for factor in FACTORS.values()])
-    rows = np.diag(np.square(row_sd))
-    every = by_factor * variance @ by_factor.T + rows
+    variance, rows = np.diag(prior.variance), np.diag(np.square(row_sd))
+    if different is None:
+        return _given(log_errors, by_factor, variance, rows)[1:]
+    classes = [
+        (server * row, *_given(log_errors, by_factor, differs * variance, times**2 * rows))
+        for server, differs in ((1.0 - different, 0.0), (different, 1.0))
+        for row, times in ((1.0 - prior.odd_share, 1.0), (prior.odd_share, prior.odd_times))
+    ]
+    most = max(log_density for _, log_density, *_ in classes)
+    weights = np.array([share * math.exp(log_density - most) for share, log_density, *_ in classes])
+    weights /= weights.sum()
+    means = np.array([mean for *_, mean, _ in classes])
+    mean = weights @ means
+    apart = means - mean
+    within = np.einsum("c,cij->ij", weights, np.array([covariance for *_, covariance in classes]))
+    return mean, within + (apart.T * weights) @ apart
 
-    def log_density(covariance: NDArray[Any]) -> float:
-        distance = log_errors @ np.linalg.solve(covariance, log_errors)
-        return float(-0.5 * distance - 0.5 * np.linalg.slogdet(covariance)[1])
 
-    odds = math.log(SHARE_DIFFERENT / (1.0 - SHARE_DIFFERENT)) + log_density(every) - log_density(rows)
-    different = 1.0 / (1.0 + math.exp(-max(-700.0, odds))) if elsewhere else 1.0
-    gain = variance[:, None] * by_factor.T @ np.linalg.inv(every)
-    return different * gain @ log_errors, different * (np.diag(variance) - gain @ by_factor * variance)
+def _given(
+    log_errors: NDArray[Any], by_factor: NDArray[Any], variance: NDArray[Any], rows: NDArray[Any]
+) -> tuple[float, NDArray[Any], NDArray[Any]]:
+    """Return the log density of errors of figures, and the mean and covariance of the factors given these errors."""
+    every = by_factor @ variance @ by_factor.T + rows
+    gain = variance @ by_factor.T @ np.linalg.inv(every)
+    density = -0.5 * (log_errors @ np.linalg.solve(every, log_errors) + np.linalg.slogdet(every)[1])
+    return float(density), gain @ log_errors, variance - gain @ by_factor @ variance
 
 
 def width(slopes: NDArray[Any], covariance: NDArray[Any], row_sd: float) -> float:
@@ -373,6 +426,13 @@ def _said(measured: Mapping[str, float], now: Mapping[str, float]) -> str:
     return ", ".join(
         f"{_LABELS[name]} {_text(name, value)} (predicted {_text(name, math.exp(now[name]))})"
         for name, value in measured.items()
+    )
+
+
+def _impossible(measured: Mapping[str, float], predicted: Mapping[str, float]) -> UsageError:
+    return UsageError(
+        f"no server of this scenario measures {_said(measured, predicted)}",
+        hint="check the unit, the load (concurrency=...) and the plan (tp=...)",
     )
 
 

@@ -36,6 +36,7 @@ HARDWARE = (
 )
 # what a chart or a map can be drawn over
 AXIS_FIELDS = (*HARDWARE, "tp", "batch", "concurrency", "prompt", "gen", "nodes")
+_ENGINES = {"vllm": "vLLM", "trtllm": "TensorRT-LLM", "sglang": "SGLang"}
 _FABRICS = {"nvlink": "NVLink", "pcie": "PCIe", "ib": "InfiniBand", "roce": "RoCE", "efa": "EFA", "tcpxo": "TCPXO"}
 
 
@@ -69,7 +70,7 @@ def question(setup: Setup, allowlist: Allowlist) -> dict[str, list[Choice]]:
         "Model": setup.scenario.model.name,
         "GPUs": _gpus_text(setup.scenario.nodes, setup.scenario.cluster),
         "Links": _links_text(setup),
-        "Engine": setup.scenario.stack.name,
+        "Engine": _engine_text(setup.scenario.stack.name),
         "Load": _load_text(setup),
     }.items():
         here = [each for each in lists[name] if each.sets and all(given.get(k, "") == v for k, v in each.sets.items())]
@@ -180,10 +181,15 @@ def _links(setup: Setup, allowlist: Allowlist) -> Iterator[Choice]:
     yield Choice(text="other figures \N{HORIZONTAL ELLIPSIS}", sets={}, opens="settings")
 
 
+def _engine_text(stack: str) -> str:
+    engine, at, version = stack.partition("@")
+    return f"{_ENGINES.get(engine, engine)} {version}" if at else _ENGINES.get(engine, engine)
+
+
 def _engines(setup: Setup, allowlist: Allowlist) -> Iterator[Choice]:
     usual = setup.state.arguments["stack"] is None
     for name in allowlist.stacks:
-        yield Choice(text=name, sets={"stack": "" if usual and name == setup.scenario.stack.name else name})
+        yield Choice(text=_engine_text(name), sets={"stack": "" if usual and name == setup.scenario.stack.name else name})
 
 
 def _load_text(setup: Setup) -> str:

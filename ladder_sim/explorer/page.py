@@ -130,6 +130,7 @@ def fine(answer: Answer) -> Markup:
 def answer_parts(answer: Answer, pinned: Sequence[Answer] = ()) -> Iterator[Markup]:
     """Yield the answer: a sentence, the picture, and three notes."""
     yield tag("h1", verdict(answer))
+    yield tag("div", data_view="best-plan", class_="besides")
     yield picture(answer, pinned)
     if pinned:
         names = [f"{mark} {scenario_label(each.scenario)}" for mark, each in zip("AB", pinned, strict=False)]

@@ -33,21 +33,27 @@ _SHOWN = 6
 
 
 def before(queries: Queries, query: str) -> Panel:
-    """Return what a reader should know before retraining: its price, its quality, and a faster plan of standard."""
+    """Return what a reader should know before retraining: its price and its quality."""
     answer = queries.answer(query)
     lines = ["Speed is predicted, never quality."]
     quality = None
     best, compared = answer.best, answer.compared
     if compared and compared.cost:
         lines.append(f"Adapting to {compared.cost.serving.variant} takes {price_text(compared.cost)}.")
-    there = answer.predictions.best_standard
-    if there and best:
-        faster = f"{'is' if there.surely_faster else 'may be'} {there.faster.value:.2f}x as fast"
-        gain = times_text(there.gain(best.speedup))
-        lines.append(f"Standard on {there.scenario.plan} {faster}; over it {best.variant} gives {gain}.")
     if best and (published := quality_of(best.variant)):
         quality = tag("details", tag("summary", "Published quality"), tag("p", f"{published.summary}."), class_="fold")
     return Panel(html=join([tag("p", page_words(" ".join(lines))), quality]))
+
+
+def best_plan(queries: Queries, query: str) -> Panel:
+    """Return the second sentence of the answer: the gain over the plan on which standard is fastest."""
+    answer = queries.answer(query)
+    there, best = answer.predictions.best_standard, answer.best
+    if there is None or best is None:
+        return Panel(html=tag("p", "No plan on these GPUs is known to run standard faster."))
+    faster = f"{'is' if there.surely_faster else 'may be'} {there.faster.value:.2f}x as fast"
+    gain = times_text(there.gain(best.speedup))
+    return Panel(html=tag("p", f"On {there.scenario.plan} standard {faster}; over it, {best.variant} gives {gain}."))
 
 
 def options(queries: Queries, query: str) -> Panel:
@@ -80,15 +86,22 @@ def _trained(state: State) -> tuple[str, ...]:
     return tuple(name for name in shown if name != NO_COMMUNICATION) if state.variants else CANDIDATES
 
 
+def _searched(queries: Queries, state: State) -> dict[str, int]:
+    """Return the GPUs to search if they are not all: of a node with too many, those of the plan asked about."""
+    scenario = state.scenario(queries.allowlist)
+    used, in_node = scenario.plan.gpus, scenario.cluster.gpus_per_node
+    if (gpus := scenario.nodes * in_node) <= MAX_GPUS:
+        return {}
+    if used > min(MAX_GPUS, in_node):
+        raise UsageError(f"{gpus} GPUs: the page searches plans on at most {MAX_GPUS}", hint="run ladder-sim advise")
+    return {"nodes": 1, "gpus_per_node": used}
+
+
 def _advised(queries: Queries, state: State, **changed: Any) -> Advice:
     load = state.arguments["concurrency"]
     requests = {"batch": state.arguments["batch"]} if load is None else {"concurrency": load}
     point = {**state.point(queries.allowlist, *DEGREES, "batch", "concurrency"), **requests, **changed}
-    gpus = point["nodes"] * point.get("gpus_per_node", point["cluster"].gpus_per_node)
-    if gpus > MAX_GPUS:
-        raise UsageError(
-            f"{gpus} GPUs: the page searches plans on at most {MAX_GPUS}", hint="ladder-sim advise searches more"
-        )
+    point |= _searched(queries, state)
     return advise(
         variants=_trained(state),
         max_ttft_s=state.max_ttft_s,
@@ -160,16 +173,18 @@ def _plan_bars(places: Sequence[Place], names: tuple[str, str]) -> Iterator[Mark
 
 
 def _plans_command(state: State, queries: Queries) -> str:
+    searched = _searched(queries, state)
     return written(
         "advise",
         state,
         queries.allowlist,
-        *(*DEGREES, "batch"),
+        *(*DEGREES, "batch", *searched),
         batches=state.arguments["batch"] if state.arguments["concurrency"] is None else None,
         variant=",".join(_trained(state)) if state.variants else None,
         max_tpot=state.max_tpot,
         max_ttft=state.max_ttft,
         price=state.price,
+        **searched,
     )
 
 

@@ -11,7 +11,7 @@ from ladder_sim.explorer.answers import Queries
 from ladder_sim.explorer.evidence import evidence
 from ladder_sim.explorer.load import fleet, load
 from ladder_sim.explorer.panels import Panel
-from ladder_sim.explorer.plans import before, options, pareto, plans
+from ladder_sim.explorer.plans import before, best_plan, options, pareto, plans
 from ladder_sim.explorer.timeline import breakdown, messages, timeline
 from ladder_sim.explorer.whatif import tornado, two_figures, whatif
 
@@ -37,6 +37,7 @@ VIEWS: Mapping[str, View] = {
     "messages": View(panel=messages),
     "map": View(panel=two_figures, pool="views"),
     "tornado": View(panel=tornado, pool="views"),
+    "best-plan": View(panel=best_plan, pool="views"),
     "before": View(panel=before, pool="views"),
     "options": View(panel=options, pool="views"),
     "pareto": View(panel=pareto, pool="views"),

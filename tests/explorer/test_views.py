@@ -242,9 +242,18 @@ def test_what_is_known_before_retraining() -> None:
     said = texts(panel("before", "model=8b&tp=2").html)
     assert "GPU-hours" in said
     assert "Transformer 3.5B" in said
-    # a faster plan of standard is named with what the wiring gains over it
-    slow = texts(panel("before", "model=deepseek-v3&nodes=2&stack=sglang&concurrency=64").html)
-    assert re.search(r"Standard on TP \d+.* as fast; over it \w+ gives \d", slow)
+
+
+def test_plans_in_a_rack_are_those_of_the_gpus_in_question() -> None:
+    shown = panel("plans", "model=405b&cluster=gb200-nvl72")
+    assert "at most 8 x GB200" in texts(shown.html)
+    assert "--gpus-per-node 8" in shown.command
+
+
+def test_the_answer_names_the_plan_on_which_standard_is_fastest() -> None:
+    slow = texts(panel("best-plan", "model=deepseek-v3&nodes=2&stack=sglang&concurrency=64").html)
+    assert re.search(r"On TP \d+.* standard .* as fast; over it, \w+ gives \d", slow)
+    assert "No plan on these GPUs is known to run standard faster" in texts(panel("best-plan", "model=8b&tp=2").html)
 
 
 @pytest.mark.parametrize("name", ["prediction.csv", "decode.perfetto.json", "whatif.csv", "plans.json", "evidence.csv"])

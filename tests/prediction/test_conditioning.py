@@ -4,14 +4,16 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ladder_sim import Scenario, advise, condition, predict
-from ladder_sim.conditioning import FACTORS, Measured, read_measured
+from ladder_sim.conditioning import FACTORS, PRIOR, Measured, posterior, read_measured, responses
 from ladder_sim.costs.profile_file import save_profile
 from ladder_sim.errors import LadderSimError, UsageError
+from ladder_sim.prediction import resolve_profile
 from tests.conftest import DATA
 from tests.support.commands import run
 from tests.support.laws import law
@@ -61,6 +63,32 @@ def test_one_load_tells_less_of_others_and_nothing_if_it_is_as_predicted() -> No
         assert (less > here.tpot_s) == (factor > 1.0)
     # a small difference is of one load
     assert abs(math.log(tpot_s(SCENARIO, tpot_s=1.04 * now_s) / now_s)) == pytest.approx(math.log(1.04), rel=0.2)
+
+
+def test_factors_explain_launches_without_cuda_graphs() -> None:
+    """Regression: no factor moved what the CPU takes to launch prompts' kernels, so that others had to explain it."""
+    steps = {"workload.spread": 0.0, "stack.step_tokens": 2556, "stack.step_requests": 31, "stack.frontend": "4 ms"}
+    short = Scenario(model="8b", tp=8, stack="trtllm@1.0", concurrency=32, prompt=1024, gen=128, overrides=steps)
+    _, slopes = responses(short, resolve_profile(short, None), np.zeros(len(FACTORS)))  # type: ignore[arg-type]
+    kernels, _, collectives, cpu, _ = slopes["tpot_s"]
+    assert cpu > 0.3
+    assert kernels + collectives + cpu == pytest.approx(1.0, abs=0.1)
+
+
+def test_an_odd_row_of_a_server_that_is_known_well_moves_others_less() -> None:
+    """Regression: any large error was of the whole server, so that other plans of known ones were predicted worse."""
+    by_factor = np.array([[0.8, 0.2, 0.15, 0.05, 0.0]])
+
+    def moved(error: float, different: float) -> float:
+        log_factors, covariance = posterior(np.array([error]), by_factor, [PRIOR.row_sd], different)
+        assert np.linalg.eigvalsh(covariance).min() > -1e-12
+        return float((by_factor @ log_factors)[0]) / error
+
+    assert moved(0.3, PRIOR.different_16_bits) < 0.5
+    assert moved(0.3, PRIOR.different_16_bits) < 0.75 * moved(0.3, PRIOR.different)
+    # a small error is of one load
+    assert moved(0.05, PRIOR.different) < 0.25
+    assert moved(-0.3, PRIOR.different) == pytest.approx(moved(0.3, PRIOR.different))
 
 
 def test_an_interval_is_narrower_and_wirings_follow() -> None:

@@ -243,7 +243,7 @@ def _run(given: Any) -> None:
         made = [*left_out(rows, time)]
         inside = sum(count * share for _, count, share, *_ in made) / len(rows)
         lines = [
-            (model, str(count), f"{share:.0%}", f"{math.expm1(width):.0%}", f"{score:.2f}", f"{constant:.2f}")
+            (model, str(count), f"{share:.0%}", f"{math.expm1(width):.0%}", f"{score:.3f}", f"{constant:.3f}")
             for model, count, share, width, score, constant in made
         ]
         show(
