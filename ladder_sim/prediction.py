@@ -24,7 +24,7 @@ from ladder_sim.simulate.request import Request
 from ladder_sim.specs.arguments import ScenarioFields
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario, scenario_asked
-from ladder_sim.values import typed
+from ladder_sim.values import answer, typed
 from ladder_sim.wirings.names import DEFAULT_VARIANTS, canonical, canonical_names, parse
 
 # larger lognormal spreads are not meaningful
@@ -245,7 +245,7 @@ def predict(
     """
     scenario = scenario_asked(scenario, fields)
     if engine not in ENGINES:
-        raise UnknownNameError("engine", engine, ENGINES)
+        raise UnknownNameError("engine", engine, ENGINES, answer=answer("engine", engine))
     names = canonical_names(default_variants(scenario) if variants is None else variants)
     for name in names:
         parse(name).check(scenario.model.layers)

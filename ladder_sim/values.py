@@ -57,6 +57,8 @@ _ANSWERS: dict[str, tuple[tuple[str, str], ...]] = {
         (r"(a100|h200|b[23]00)-pcie", _NOT_MEASURED),
     ),
     "stack": ((r"tensor-?rt(-?llm)?|trt(-llm)?", "write trtllm"),),
+    # which simulates
+    "engine": ((r"(vllm|sglang|trt-?llm|gpt-fast)(@.*)?", 'it is a stack: write stack="NAME", or --stack NAME'),),
 }
 
 
@@ -117,7 +119,9 @@ def answer(kind: str, name: str) -> str:
     >>> answer("stack", "TensorRT-LLM"), answer("dtype", "bf61")
     ('write trtllm', '')
     """
-    return next((way for pattern, way in _ANSWERS.get(kind, ()) if re.fullmatch(pattern, name.strip().lower())), "")
+    name = name.strip().lower()
+    ways = (way for pattern, way in _ANSWERS.get(kind, ()) if re.fullmatch(pattern, name))
+    return next(ways, "").replace("NAME", name)
 
 
 def same_size(name: str, names: tuple[str, ...]) -> str:

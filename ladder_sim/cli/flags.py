@@ -114,6 +114,8 @@ def instead_of(flag: str, command: str) -> str:
         return "leave it out: a search is made again, which takes seconds to minutes"
     name = flag.removeprefix("--").replace("-", "_")
     knob, argument = knobs_of(command).get(name), ARGUMENTS.get(name)
+    if name == "engine" and command != "serve":
+        return "write --stack NAME for what serves" + (", --set engine=VALUE for what simulates" if knob else "")
     if knob:
         return f"write --set {name}={'true' if knob.kind is bool else 'FILE' if knob.kind is _file else 'VALUE'}"
     if argument is None or argument.has_flag:

@@ -112,6 +112,7 @@ class KernelCosts:
             sms=gpu.sms,
             memory_efficiency=profile.memory_efficiency if profile else HBM_EFFICIENCY,
             padded_share=scenario.stack.padded_share if gpu.compute_capability == HOPPER else 0.0,
+            compiled=scenario.stack.residual_add == "compiled",
         )
         plan = scenario.plan
         ranks: dict[Group, int] = {"tensor": plan.tp, "experts": plan.attention_dp}
@@ -238,6 +239,12 @@ class KernelCosts:
             passes, other = outlasted
             (least,) = self.estimates([Op(name="least", kind="attention", shape=other)])
             seconds = where(passes, maximum(seconds, least.seconds), seconds)
+        if (replaced := shape.replaced) is not None:
+            passes, other = replaced
+            (instead,) = self.estimates([Op(name="instead", kind="attention", shape=other)])
+            if np.all(passes):
+                return instead
+            seconds = where(passes, instead.seconds, seconds)
         return Estimate(
             seconds=seconds,
             slowed_s=slowed_s * factor,

@@ -64,7 +64,8 @@ class BlockKernels:
 
     def elementwise(self, name: str, kind: OpKind, moved: float, after: Sequence[int], weights: float = 0.0) -> int:
         """Add a memory-bound kernel that moves `moved` bytes; return its number."""
-        return self.op(name, kind, ElementwiseShape(moved_bytes=moved), after, weights=weights)
+        shape = ElementwiseShape(moved_bytes=moved, normalises=kind == "norm")
+        return self.op(name, kind, shape, after, weights=weights)
 
     def collective(
         self, name: str, kind: CollectiveKind, message: float, after: Sequence[int], group: Group = "tensor"

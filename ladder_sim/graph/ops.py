@@ -70,8 +70,8 @@ class RankPass:
         self.kv_element_bytes = KV_BYTES[workload.kv_dtype]
         self.kv_len = workload.context if stack.static_cache else kv_len
         self.state_bytes = float(self.tokens) * model.hidden * STATE_BYTES
-        self._format = FORMATS[workload.dtype]
-        # in another precision than the checkpoint's no part is known to stay
+        self._dtype = workload.dtype
+        # in another precision than the checkpoint's no part is known to have its own
         self._as_stored = workload.dtype == model.weights_dtype
 
     @property
@@ -81,7 +81,8 @@ class RankPass:
 
     def format(self, part: LayerPart, kind: BlockKind) -> Format:
         """Return the format of the operands of a block part's linear layers."""
-        return FORMATS["bf16"] if self._as_stored and part in kind.unquantized else self._format
+        own = next((dtype for each, dtype in kind.formats if each == part), self._dtype)
+        return FORMATS[own if self._as_stored else self._dtype]
 
 
 class ModelBlocks(NamedTuple):

@@ -156,7 +156,7 @@ class PassKernels:
         norm_weights = float(rank.model.hidden) * STATE_BYTES
         if name in ("norm", "add_norm", "post_norm"):
             moved = own_bytes * (4 if name == "add_norm" else 2)
-            return _op(role, "norm", ElementwiseShape(moved_bytes=moved), norm_weights)
+            return _op(role, "norm", ElementwiseShape(moved_bytes=moved, normalises=True), norm_weights)
         if name in ("add", "shared_add", "fold", "add_others"):
             return _op(role, "add", ElementwiseShape(moved_bytes=own_bytes * (4 if name == "add_others" else 3)))
         if name == "sum_parts":

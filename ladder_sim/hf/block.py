@@ -1,23 +1,23 @@
 """What every block of a decoder layer says of itself."""
 
-from collections.abc import Set
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-from ladder_sim.hf.quantization import LayerPart
+from ladder_sim.hf.quantization import DType, LayerPart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockBase:
-    """A block of a decoder layer: what ranks share and keep of a sequence, and which weights stay 16-bit."""
+    """A block of a decoder layer: what ranks share and keep of a sequence, and the formats of its weights."""
 
     PARTS: ClassVar[tuple[LayerPart, ...]] = ("qkv", "out")
-    unquantized: tuple[LayerPart, ...] = ()
-    """Parts that its checkpoint keeps in 16 bits."""
+    formats: tuple[tuple[LayerPart, DType], ...] = ()
+    """Parts that its checkpoint stores in another format than most of its weights, each with the format."""
 
-    def keeping(self, kept: Set[LayerPart]) -> Self:
-        """Return the block in a checkpoint that keeps these parts of its layer."""
-        return replace(self, unquantized=tuple(part for part in self.PARTS if part in kept))
+    def stored(self, formats: Mapping[LayerPart, DType]) -> Self:
+        """Return the block in a checkpoint that stores these parts of its layer in formats of their own."""
+        return replace(self, formats=tuple((part, formats[part]) for part in self.PARTS if part in formats))
 
     def caches(self, tp: int) -> tuple[tuple[int, float], ...]:
         """Return pairs of a window and the elements that a token keeps on each of `tp` ranks, replicas included."""

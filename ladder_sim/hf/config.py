@@ -207,7 +207,7 @@ def read_shape(config: Mapping[str, object], *, source: str, runs: bool = False)
         multimodal=outer.is_multimodal,
         weights_dtype=quantization.dtype,
         unquantized=quantization.unquantized,
-        unquantized_layers=quantization.unquantized_layers,
+        part_formats=quantization.part_formats,
         kv_cache_dtype=quantization.kv_dtype,
         # llamaLadder has the same blocks, wired otherwise
         family="llama" if fields.kind == "llamaLadder" else fields.kind,

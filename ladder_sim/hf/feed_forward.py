@@ -6,13 +6,13 @@ Shared experts, groups of experts: DeepSeek-V2, arXiv 2405.04434, section 2.2.2.
 DeepSeek-V3, arXiv 2412.19437, section 2.1.2. Mixtral, arXiv 2401.04088.
 """
 
-from collections.abc import Set
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from ladder_sim.hf.block import BlockBase
 from ladder_sim.hf.fields import MAXIMA, Fields
-from ladder_sim.hf.quantization import LayerPart
+from ladder_sim.hf.quantization import DType, LayerPart
 from ladder_sim.hf.types import EXPERT_COUNTS, EXPERTS
 from ladder_sim.values import choice, whole
 
@@ -112,10 +112,10 @@ class Moe(BlockBase):
             "shared_intermediate": self.shared.width if self.shared else 0,
         }
 
-    def keeping(self, kept: Set[LayerPart]) -> Self:
-        """Return the block in a checkpoint that keeps these parts of its layer, shared experts included."""
-        shared = self.shared.keeping(kept) if self.shared else None
-        return replace(BlockBase.keeping(self, kept), shared=shared)
+    def stored(self, formats: Mapping[LayerPart, DType]) -> Self:
+        """Return the block in a checkpoint that stores these parts in formats of their own, shared experts included."""
+        shared = self.shared.stored(formats) if self.shared else None
+        return replace(BlockBase.stored(self, formats), shared=shared)
 
     @property
     def router_parameters(self) -> int:

@@ -69,7 +69,8 @@ def read_layers(fields: Fields) -> dict[str, Any]:
     kinds = tuple(block_kind(each, f"{fields.source}: kinds") for each in listed)
     positions = [whole(each, f"{fields.source}: blocks: a block", 0, len(kinds) - 1) for each in order]
     quantization = read_quantization(fields.config, fields.source, layers=max(layers) + 1)
-    blocks = [kinds[at].keeping(quantization.kept_in(layer)) for at, layer in zip(positions, layers, strict=True)]
+    stored = [quantization.of_layer(layer) for layer in range(max(layers) + 1)]
+    blocks = [kinds[at].stored(stored[layer]) for at, layer in zip(positions, layers, strict=True)]
     kinds = tuple(dict.fromkeys(blocks))
     return {
         **scalars(kinds),
@@ -85,6 +86,7 @@ def read_layers(fields: Fields) -> dict[str, Any]:
         "origin": str(fields.config.get("source", "")),
         "weights_dtype": quantization.dtype,
         "unquantized": quantization.unquantized,
+        "part_formats": quantization.part_formats,
         "kv_cache_dtype": quantization.kv_dtype,
     }
 
@@ -103,9 +105,10 @@ def _read(value: object, kind: Any, where: str) -> Any:
     if get_origin(kind) is Literal:
         return choice(value, where, get_args(kind))
     if get_origin(kind) is tuple:
-        if not isinstance(value, list):
-            raise SpecError(f"{where} is {quoted(value)}: must be a list", hint="trace the model again")
-        return tuple(_read(each, get_args(kind)[0], where) for each in value)
+        kinds = get_args(kind)
+        if not isinstance(value, list) or (kinds[-1] is not Ellipsis and len(value) != len(kinds)):
+            raise SpecError(f"{where} is {quoted(value)}: must be a list of its length", hint="trace the model again")
+        return tuple(_read(each, kinds[0 if kinds[-1] is Ellipsis else at], where) for at, each in enumerate(value))
     classes = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     if value is None and NoneType in classes:
         return None

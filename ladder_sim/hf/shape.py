@@ -8,7 +8,7 @@ from ladder_sim.hf.attention import Gqa, Mla, QkNorm
 from ladder_sim.hf.feed_forward import Dense, Moe
 from ladder_sim.hf.fields import MAXIMA
 from ladder_sim.hf.mixer import BlockKind, LayerKind
-from ladder_sim.hf.quantization import DType, KvDType, LayerPart
+from ladder_sim.hf.quantization import DType, KvDType, LayerPart, Quantization
 from ladder_sim.values import Limits
 
 # of the residual stream that a block reads as in Llama, of the output that it adds to it as in OLMo 2, or of both as in
@@ -92,11 +92,11 @@ class Shape:
     multimodal: bool = False
     """An encoder of images or sound belongs to the model, too; it is not predicted, and a warning says so."""
     weights_dtype: DType = "bf16"
-    """Precision of the linear layers' weights in the checkpoint that the config belongs to."""
+    """Format of most of the linear layers' weights in the checkpoint that the config belongs to."""
     unquantized: tuple[LayerPart, ...] = ()
     """Parts of all layers that this checkpoint keeps in 16 bits: "qkv", "out", "mlp", "experts"."""
-    unquantized_layers: tuple[tuple[LayerPart, tuple[int, ...]], ...] = ()
-    """Parts that this checkpoint keeps in 16 bits in some layers only, each with these layers."""
+    part_formats: tuple[tuple[LayerPart, DType, tuple[int, ...]], ...] = ()
+    """Parts that this checkpoint stores in a format of their own, or in 16 bits in some layers, with the layers."""
     kv_cache_dtype: KvDType | None = None
     """Precision of the KV cache that the config asks for; None: it says nothing."""
     block_kinds: tuple[BlockKind, ...] = ()
@@ -161,16 +161,18 @@ def _kinds(model: Shape) -> tuple[LayerKind, ...]:
         return _listed(model)
     windows = frozenset(model.window_layers or range(model.layers)) if model.sliding_window else frozenset()
     dense, nope = frozenset(model.dense_layers), frozenset(model.nope_layers)
-    some = [(part, frozenset(layers)) for part, layers in model.unquantized_layers]
-    kinds: dict[tuple[bool, bool, bool, frozenset[LayerPart]], LayerKind] = {}
+    checkpoint = Quantization(model.weights_dtype, None, model.unquantized, model.part_formats)
+    kinds: dict[tuple[bool, bool, bool, frozenset[tuple[LayerPart, DType]]], LayerKind] = {}
     layers = []
     for layer in range(model.layers):
-        kept = frozenset((*model.unquantized, *(part for part, numbers in some if layer in numbers)))
-        key = layer in windows, layer not in nope, layer in dense or not model.experts, kept
+        stored = checkpoint.of_layer(layer)
+        key = layer in windows, layer not in nope, layer in dense or not model.experts, frozenset(stored.items())
         if key not in kinds:
             windowed, rotated, is_dense, _ = key
-            attention = _attention(model, windowed=windowed, rotated=rotated).keeping(kept)
-            kinds[key] = LayerKind(attention=attention, feed_forward=_feed_forward(model, dense=is_dense).keeping(kept))
+            attention = _attention(model, windowed=windowed, rotated=rotated).stored(stored)
+            kinds[key] = LayerKind(
+                attention=attention, feed_forward=_feed_forward(model, dense=is_dense).stored(stored)
+            )
         layers.append(kinds[key])
     return tuple(layers)
 

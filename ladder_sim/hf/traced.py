@@ -15,8 +15,9 @@ from typing import Any
 
 from ladder_sim.errors import MissingPackageError, SpecError
 from ladder_sim.hf.config import refuse_architectures
-from ladder_sim.hf.fields import QUANTIZATION, Fields
+from ladder_sim.hf.fields import Fields
 from ladder_sim.hf.listed import LAYER_DATA
+from ladder_sim.hf.quantization import PRECISION
 from ladder_sim.hf.types import TYPES
 from ladder_sim.system.files import cache_folder, replacing, shown_path
 from ladder_sim.system.processes import start
@@ -37,10 +38,10 @@ def layers_config(config: Mapping[str, Any], *, source: str) -> Mapping[str, Any
     inner = fields.decoder()
     if fields.kind == LAYER_DATA or config.get("is_encoder_decoder") or _is_known(fields, inner):
         return config
-    traced = _traced({key: value for key, value in config.items() if key not in QUANTIZATION}, fields, inner.kind)
+    traced = _traced({key: value for key, value in config.items() if key not in PRECISION}, fields, inner.kind)
     # the precision of a checkpoint is no part of the model's shape
     quantised = fields.quantized(inner).config
-    precision = {key: quantised[key] for key in QUANTIZATION if quantised.get(key)}
+    precision = {key: quantised[key] for key in PRECISION if quantised.get(key)}
     return {**traced, **precision, "multimodal": fields.is_multimodal}
 
 

@@ -47,6 +47,15 @@ class InContext(Shape):
         """Whether it reads a static cache, however few of its tokens are live."""
         return False
 
+    def seen(self, most: float = 0) -> Any:
+        """Return the tokens up to itself that a new one attends to on average, `most` of them at most; 0: all."""
+        if not most:
+            return self.kv_len - (self.q_len - 1) / 2.0
+        # the new tokens that see less, each one more than the one before
+        before: Any = self.kv_len - self.q_len
+        short: Any = np.clip(most - before, 0.0, self.q_len)
+        return (short * (before + (short + 1.0) / 2.0) + (self.q_len - short) * most) / self.q_len
+
     def resized(self, sizes: Sizes, rows: Any) -> Self:
         own: Any = {"batch": sizes.batch, "q_len": sizes.q_len, "kv_len": sizes.kv_len}
         if self.shares_step:
@@ -148,14 +157,7 @@ class AttentionShape(CachedAttention):
     @property
     def attended(self) -> Any:
         """Tokens that a new one attends to on average; flash skips the masked half of a prefill."""
-        if self.reads_whole_cache:
-            return self.kv_len
-        if not self.window:
-            return self.kv_len - (self.q_len - 1) / 2.0
-        # the new tokens that see less than a window, each one more than the one before
-        before: Any = self.kv_len - self.q_len
-        short: Any = np.clip(self.window - before, 0.0, self.q_len)
-        return (short * (before + (short + 1.0) / 2.0) + (self.q_len - short) * self.window) / self.q_len
+        return self.kv_len if self.reads_whole_cache else self.seen(self.window)
 
     @property
     def work(self) -> Work:
@@ -198,7 +200,7 @@ class AttentionShape(CachedAttention):
             return None
         times = self.chunk_share
         if self.windowed:
-            times = times * self.attended / (self.kv_len - (self.q_len - 1) / 2.0)
+            times = times * self.attended / self.seen()
         point = {**heads, "q_len": self.prompt_len, "head_dim": self.head_dim}
         return Lookup("attention_prefill", self.cache, point, times)
 
@@ -367,15 +369,22 @@ class SparseShape(InContext):
     """Heads of the index, all of them on every rank; 0: an earlier layer has chosen."""
     index_dim: int = 0
     """Width of one of them, and of the key that each entry has for them, in 8 bits."""
+    dense: MlaShape | None = None
+    """Attention to all entries, which the engine takes for prompts that would choose all; None: it does not."""
+
+    @property
+    def replaced(self) -> tuple[Any, Shape] | None:
+        """Prompts of at most `top_k` tokens, those before them included, in engines with another kernel for these."""
+        if self.dense is None or not self.is_prompt or not any_true(few := self.kv_len <= self.top_k):
+            return None
+        own: Any = {name: getattr(self, name) for name in ("batch", "q_len", "kv_len", "shares_step")}
+        return few, replace(self.dense, **own)
 
     @property
     def work(self) -> Work:
         """Entries that are read, of which the tokens of a prompt may share some, and all keys of the index."""
         entries: Any = self.kv_len / self.every
-
-        # that a new token sees on average, without those of later tokens
-        seen: Any = (self.kv_len - (self.q_len - 1) / 2.0) / self.every
-        read = np.minimum(seen, self.top_k) if self.top_k else seen
+        seen, read = (self.seen(most) / self.every for most in (0, self.top_k * self.every))
         keys = entries * self.index_dim * KV_BYTES["fp8"] if self.index_heads else 0.0
         stored = self.batch * (np.minimum(read * self.q_len, entries) * self.entry_bytes + keys)
         scores = 2.0 * self.index_heads * self.index_dim * seen

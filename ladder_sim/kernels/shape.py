@@ -113,6 +113,8 @@ class Machine:
     """Share of the memory's bandwidth that memory-bound kernels reach."""
     padded_share: float
     """As `StackSpec.padded_share`; 0: the engine does not pad the tokens of experts on this GPU."""
+    compiled: bool
+    """Whether torch.compile writes the engine's small kernels."""
 
     @property
     def floor_s(self) -> Number:
@@ -435,6 +437,11 @@ class Shape(ABC):
     @property
     def outlasts(self) -> "tuple[Any, Shape] | None":
         """In which passes it takes at least as long as another kernel, and that kernel; None: in no pass."""
+        return None
+
+    @property
+    def replaced(self) -> "tuple[Any, Shape] | None":
+        """In which passes another kernel runs in its place, and that kernel; None: in no pass."""
         return None
 
     def untabled_s(self, machine: Machine) -> Number:

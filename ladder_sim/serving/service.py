@@ -24,7 +24,7 @@ from ladder_sim.serving.steps.times import StepTimes
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.plan import check_context
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.values import choice
+from ladder_sim.values import answer, choice
 
 # by engine; what is not here is as in `SchedulerSpec`
 _HABITS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
@@ -264,7 +264,7 @@ _ENGINES = {"vllm": ("vllm-ladder", "vllm_ladder.engine")}
 def check_engine(engine: str, scenario: Scenario) -> None:
     """Raise a UsageError if there is no such engine, or if it is not the scenario's."""
     if engine not in _ENGINES:
-        raise UnknownNameError("engine", engine, _ENGINES)
+        raise UnknownNameError("engine", engine, _ENGINES, answer=answer("engine", engine))
     if scenario.stack.engine != engine:
         raise UsageError(
             f"engine {engine} with stack {scenario.stack.name}: its scheduler is not the stack's",

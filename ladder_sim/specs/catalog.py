@@ -19,6 +19,7 @@ from typing import Any, Self
 
 from ladder_sim.errors import SpecError, UnknownNameError, UsageError
 from ladder_sim.hf.fields import read_config
+from ladder_sim.hf.quantization import PRECISION
 from ladder_sim.hf.traced import layers_config
 from ladder_sim.specs.checkpoint_ids import named
 from ladder_sim.specs.cluster import THIS_MACHINE, ClusterSpec, GpuSpec, LinkTier, this_machine
@@ -178,18 +179,19 @@ def _by_its_name(hub_id: str) -> ModelSpec | None:
     if said is None:
         return None
     spec: ModelSpec = _shipped("models", said.model)
-    dtype = said.dtype or spec.weights_dtype
-    if said.dtype is None or (dtype == "fp8" and spec.weights_dtype.startswith("fp8")):
-        dtype, kept = spec.weights_dtype, spec.unquantized
-    else:
-        kept = said.unquantized
+
+    # an fp8 of another kind than the model's is taken for the model's
+    own = said.dtype == "fp8" and spec.weights_dtype.startswith("fp8")
+    if said.quantization is not None and not own:
+        config = {key: value for key, value in model_config(said.model).items() if key not in PRECISION}
+        stored = {**config, "quantization_config": said.quantization}
+        spec = ModelSpec.from_hf(stored, name=spec.name, source=spec.source)
     warnings.warn(
-        f"'{hub_id}' is taken for {said.model} in {dtype}, as its name says; its config.json would say it exactly",
+        f"'{hub_id}' is taken for {said.model} in {spec.weights_dtype}, as its name says; "
+        "its config.json would say it exactly",
         stacklevel=3,
     )
-    return dataclasses.replace(
-        spec, weights_dtype=dtype, unquantized=kept, unquantized_layers=(), source=f"{spec.source}; format: {hub_id}"
-    )
+    return dataclasses.replace(spec, source=f"{spec.source}; format: {hub_id}")
 
 
 def model_id(name: str) -> str:

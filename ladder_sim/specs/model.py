@@ -56,7 +56,7 @@ class ModelSpec(Shape):
                 )
             for layer in layers:
                 whole(layer, f"{where}: a {name.removesuffix('s').replace('_', ' ')}", 0, last)
-        for part in (*self.unquantized, *(part for part, _ in self.unquantized_layers)):
+        for part in (*self.unquantized, *(part for part, _, _ in self.part_formats)):
             choice(part, f"{where}: unquantized", get_args(LayerPart))
         self._check_experts(where)
         self._check_latent(where)
@@ -180,4 +180,5 @@ class ModelSpec(Shape):
         if any(isinstance(each, Dense) or (isinstance(each, Moe) and each.shared) for each in blocks):
             parts.add("mlp")
         # a checkpoint keeps them in its own precision alone
-        return parts.difference(self.unquantized if dtype == self.weights_dtype else ())
+        own = {part for part, _, layers in self.part_formats if len(layers) >= self.layers}
+        return parts.difference((*self.unquantized, *own) if dtype == self.weights_dtype else ())

@@ -289,6 +289,15 @@ class StackSpec:
         return not version or version >= _AHEAD_SINCE.get(self.engine, (0,))
 
     @property
+    def dense_within_top_k(self) -> bool:
+        """Whether sparse attention of a prompt that may choose all of its context is attention to all of it.
+
+        SGLang 0.5.14's kernels are "dense_mha" up to 2,048 tokens, those of vLLM 0.24 "SPARSE" at any length
+        (aiconfigurator-core 0.12.0, dsa_context_module_perf).
+        """
+        return self.engine == "sglang"
+
+    @property
     def shares_gemms(self) -> bool:
         """Whether the GPU's tables price GEMMs as in every other stack without a fit."""
         return not self.profile

@@ -443,6 +443,8 @@ def test_list_of_a_broken_file(tmp_path: Path, content: str, part: str) -> None:
         (("--set", "seed=-1", "--set", "jitter=0.05"), ("seed: '-1' must be finite and not negative",)),
         (("--set", "seed=1.5"), ("seed is '1.5'", "whole number")),
         (("--set", "engine=foo"), ("unknown engine 'foo'", "known: des, fast")),
+        (("--set", "engine=vllm"), ("unknown engine 'vllm'", 'it is a stack: write stack="vllm", or --stack vllm')),
+        (("--engine", "vllm@0.19"), ("--engine is no flag", "write --stack NAME for what serves")),
         (("--set", "engine=fats"), ("unknown engine 'fats'", "did you mean 'fast'?")),
         (("--set", "engine=dess"), ("unknown engine 'dess'", "did you mean 'des'?")),
         (("--set", "engine="), ("--set 'engine=' is not KEY=VALUE",)),

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ladder_sim import Scenario
-from ladder_sim.costs.collectives.across_nodes import NVLS_TREE, TREE_LL128, across_nodes_s
 from ladder_sim.costs.collectives.fabrics import fabric_curve
+from ladder_sim.costs.collectives.nccl import NVLS_TREE, TREE_LL128, across_nodes_s, tree_traffic
 from ladder_sim.costs.collectives.network import Network
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.profile import CalibrationProfile
@@ -197,6 +197,29 @@ def test_the_step_is_added_to_any_floor(latency_s: float, bandwidth: float) -> N
     near = min(1.0, latency_s / 25.2e-6)
     assert ways["tree-ll128"][0] - ways["tree"][0] == pytest.approx(near * 23.3e-6, rel=2e-3)
     assert ways["nvls-tree"][0] - ways["tree"][0] == pytest.approx(near * 27.8e-6, rel=2e-3)
+
+
+def parents(nodes: int) -> list[int]:
+    """Parent of each node in NCCL's binary tree, -1 of the first (2.21.5, src/graph/trees.cc, ncclGetBtree)."""
+    up = [-1]
+    for node in range(1, nodes):
+        bit = node & -node
+        above = (node ^ bit) | (bit << 1)
+        up.append(above if above < nodes else node ^ bit)
+    return up
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 4, 5, 6, 7, 8, 12, 16, 64])
+def test_a_node_of_two_trees_sends_as_much_as_they_say(nodes: int) -> None:
+    """Half of the message goes up and down each; the second is the first one mirrored, or shifted (ncclGetDtree)."""
+    sent = [0.0] * nodes
+    for places in (list(range(nodes)), [nodes - 1 - at if nodes % 2 == 0 else (at + 1) % nodes for at in range(nodes)]):
+        for child, parent in enumerate(parents(nodes)):
+            if parent >= 0:
+                sent[places[child]] += 0.5
+                sent[places[parent]] += 0.5
+    assert tree_traffic(nodes) == max(sent)
+    assert tree_traffic(nodes) >= 2 * (nodes - 1) / nodes, "no all-reduce carries less"
 
 
 @pytest.mark.parametrize("p2p", [True, False])

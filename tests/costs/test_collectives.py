@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ladder_sim.costs.collectives.across_nodes import host_ring_s
 from ladder_sim.costs.collectives.algorithms import ALGORITHMS, ALL_REDUCE, MeasuredCollective, bracketed, multicast
+from ladder_sim.costs.collectives.nccl import host_ring_s
 from ladder_sim.costs.lookup import Curve
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.specs import catalog

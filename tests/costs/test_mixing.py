@@ -1,5 +1,6 @@
 """Measured tables of recurrent states, their convolutions and sparse attention, in the shipped profiles."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,9 @@ from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile, shipped_profiles
 from ladder_sim.graph.ops import Op
-from ladder_sim.kernels import TABLE_KINDS, Shape, StateShape
+from ladder_sim.kernels import TABLE_KINDS, Shape, SparseShape, StateShape
 from ladder_sim.specs.scenario import Scenario
+from tests.support.graphs import build
 
 KINDS = [kind for kind in TABLE_KINDS if kind.startswith(("state", "convolution", "sparse"))]
 # median error of a table of an engine on measurements that it does not hold
@@ -54,6 +56,46 @@ def test_attention_to_chosen_entries_costs_no_more_in_a_longer_context(profile: 
     assert of(0, 16384) == pytest.approx(of(0, 4096), rel=0.1)
     assert of(64, 16384) > of(64, 4096)
     assert of(64, 16384) < 3.0 * of(64, 4096)
+
+
+@pytest.mark.parametrize(("before", "new"), [(0, 4096), (1500, 1000), (3000, 8), (100, 200)])
+def test_each_token_chooses_among_those_before_it(before: int, new: int) -> None:
+    """Regression: a prompt read what its mean token chooses, up to a third more than its tokens do."""
+    shape = sparse("latent-0-bf16", heads=64, q_len=new, earlier=float(before))
+    read = [min(before + at + 1, 2048) for at in range(new)]
+    assert shape.work.flops == pytest.approx(sum(read) * 2 * 64 * (576 + 512))
+
+
+def prompt_s(stack: str, cluster: str, new: int, before: int = 0) -> float:
+    """Return the seconds of attention of one layer of DeepSeek-V3.2 in a prompt."""
+    scenario = Scenario(model="deepseek-v3.2", cluster=cluster, stack=stack, tp=1, prompt=new, dtype="fp8-block")
+    graph = build(scenario, "prefill", before + new)
+    (op,) = [op for op in graph.ops() if op.name == "layer9.attn.attention"]
+    costs = KernelCosts(scenario, load_profile(f"{cluster}-{stack}"))
+    return float(costs.estimates([op])[0].seconds)
+
+
+def test_sglang_attends_to_all_where_the_index_would_choose_all() -> None:
+    """Its whole module of 128 heads and 2,048 tokens took 714 us on a B200, with one more before them 1,573 us."""
+    dense, sparse_s = (prompt_s("sglang", "b200-sxm", 2048, before) for before in (0, 1))
+    assert dense == pytest.approx(714e-6 - 479e-6, rel=0.15)
+    assert sparse_s > 3.0 * dense
+    # vLLM's kernels are sparse at any length
+    assert prompt_s("vllm", "b200-sxm", 2048) == pytest.approx(prompt_s("vllm", "b200-sxm", 2049), rel=0.05)
+
+
+def test_a_choice_between_kernels_is_that_of_each_prompt() -> None:
+    scenario = Scenario(model="deepseek-v3.2", cluster="b200-sxm", stack="sglang", tp=8, dtype="fp8-block")
+    shape = next(op.shape for op in build(scenario, "prefill", 1024).ops() if op.name == "layer9.attn.attention")
+    assert isinstance(shape, SparseShape)
+    costs = KernelCosts(scenario, load_profile("b200-sxm-sglang"))
+    lengths = np.array([512.0, 2048.0, 4096.0])
+
+    def seconds_of(size: Any) -> Any:
+        own = dataclasses.replace(shape, q_len=size, kv_len=size)
+        return costs.estimates([Op(name="kernel", kind="attention", shape=own)])[0].seconds
+
+    np.testing.assert_allclose(seconds_of(lengths), [float(seconds_of(each)) for each in lengths])
 
 
 def test_ranks_with_fewer_heads_take_what_kernels_pad_them_to() -> None:

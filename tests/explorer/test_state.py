@@ -1,5 +1,6 @@
 """A link says what a page shows, and nothing that it must not."""
 
+import json
 import shlex
 from dataclasses import replace
 from importlib import resources
@@ -81,9 +82,15 @@ def test_a_link_holds_every_profile() -> None:
         assert State.parse(state.query(), ALLOWLIST) == state
 
 
-def test_a_model_listed_as_data_travels_in_the_link() -> None:
+LISTED = catalog.model_config("qwen3-next-80b-a3b")
+
+
+@pytest.mark.parametrize("ignored", [[], ["self_attn", "linear_attn"]])
+def test_a_model_listed_as_data_travels_in_the_link(ignored: list[str], tmp_path: Path) -> None:
     """Regression: kinds of blocks were a TypeError of json, later refused."""
-    path = DATA / "qwen3_next_layers.json"
+    path = tmp_path / "listed.json"
+    quantised = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ignored}
+    path.write_text(json.dumps({**LISTED, "quantization_config": quantised}))
     name, text = read_config(path.name, path.read_text())
     state = State.parse(urlencode({"model": name, "shape": text}), ALLOWLIST)
     own = catalog.model(str(path))
@@ -97,8 +104,7 @@ def test_a_model_listed_as_data_travels_in_the_link() -> None:
     [('"block_order":[0', '"block_order":[99'), ('"block_order":[0', '"block_order":["a"'), ('"kind":"', '"kind":"x')],
 )
 def test_blocks_of_a_damaged_link_are_refused(old: str, new: str) -> None:
-    path = DATA / "qwen3_next_layers.json"
-    _, text = read_config(path.name, path.read_text())
+    _, text = read_config("listed.json", json.dumps(LISTED))
     assert old in text
     with pytest.raises(LadderSimError):
         State.parse(urlencode({"shape": text.replace(old, new, 1)}), ALLOWLIST)

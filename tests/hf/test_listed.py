@@ -21,12 +21,11 @@ from ladder_sim.kernels import AttentionShape, Phase, StateShape
 from ladder_sim.specs import catalog
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
-from tests.conftest import DATA
 from tests.support.graphs import build
 from tests.support.strategies import damaged
 
-FILE = DATA / "qwen3_next_layers.json"
-CONFIG: dict[str, Any] = json.loads(FILE.read_text())
+MODEL = "qwen3-next-80b-a3b"
+CONFIG = catalog.model_config(MODEL)
 HIDDEN = 64
 ATTEND = Attend(heads=8, kv_heads=2, key_dim=16, value_dim=8, window=32)
 KINDS: tuple[BlockKind, ...] = (
@@ -50,7 +49,7 @@ KINDS: tuple[BlockKind, ...] = (
         parameters=20_000,
     ),
     Moe(expert=Dense(hidden=32, width=16, gated=False), experts=8, experts_per_token=2, hidden=HIDDEN),
-    Dense(hidden=HIDDEN, width=256, unquantized=("mlp",)),
+    Dense(hidden=HIDDEN, width=256, formats=(("mlp", "bf16"),)),
     Mixer(
         hidden=HIDDEN,
         inputs=((Linear(n=192, k=HIDDEN),), (Linear(n=24, k=128, sharding="rows"),), (Linear(n=128, k=8),)),
@@ -74,7 +73,7 @@ def test_every_kind_is_read_as_it_was_written() -> None:
     document = json.loads(json.dumps(config(*KINDS)))
     fields = read_layers(Fields(document, "listed.json"))
     # precision is the checkpoint's
-    assert fields["block_kinds"] == (*KINDS[:4], dataclasses.replace(KINDS[4], unquantized=()), *KINDS[5:])
+    assert fields["block_kinds"] == (*KINDS[:4], dataclasses.replace(KINDS[4], formats=()), *KINDS[5:])
     assert fields["block_order"] == tuple(range(len(KINDS)))
     assert fields["layers"] == 3
 
@@ -114,7 +113,7 @@ def test_what_is_wrong_is_named(change: dict[str, Any], said: str) -> None:
 
 
 def test_sizes_of_listed_blocks_cannot_be_changed_alone() -> None:
-    model = catalog.model(str(FILE))
+    model = catalog.model(MODEL)
     with pytest.raises(SpecError, match="its blocks have 16"):
         dataclasses.replace(model, heads=8)
     with pytest.raises(SpecError, match="its config lists 48"):
@@ -127,14 +126,14 @@ def test_precision_is_that_of_each_layer() -> None:
     quantised = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["model.layers.1.self_attn*"]}
     blocks = [(0, KINDS[2]), (0, KINDS[3]), (1, KINDS[2]), (1, KINDS[3])]
     model = spec({**config(), **described(blocks), "quantization_config": quantised})
-    assert [kind.attention.unquantized for kind in model.kinds] == [(), ("qkv", "out")]
+    assert [kind.attention.formats for kind in model.kinds] == [(), (("qkv", "bf16"), ("out", "bf16"))]
     assert model.weights_dtype == "fp8"
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode", "mixed"])
 def test_kernels_hold_the_weights(phase: Phase) -> None:
     """But for the gates of shared experts and the corrections of routers, which no kernel is made for."""
-    model = catalog.model(str(FILE))
+    model = catalog.model(MODEL)
     graph = build(Scenario(model=model, tp=1, stack="vllm"), phase, 1025)
     assert sum(op.weight_bytes for op in graph.ops()) == pytest.approx(2 * model.parameters, rel=1e-12)
 
@@ -151,7 +150,7 @@ def test_a_block_of_any_kind_ends_in_one_all_reduce() -> None:
 
 def test_a_state_takes_the_same_memory_at_any_length() -> None:
     """36 of 48 layers of Qwen3-Next have states, and 12 keep two heads of 256 channels, keys and values, of a token."""
-    model, tp = catalog.model(str(FILE)), 2
+    model, tp = catalog.model(MODEL), 2
     one: dict[str, Any] = {"model": model, "tp": tp, "dtype": "bf16", "kv_dtype": "bf16", "stack": "vllm", "batch": 3}
     held = [memory_use(Scenario(**one, prompt=prompt, gen=1)).kv_cache_bytes for prompt in (1000, 3000)]
     token_bytes = 12 * 2 * 256 * 2
@@ -160,7 +159,7 @@ def test_a_state_takes_the_same_memory_at_any_length() -> None:
 
 
 def test_a_state_takes_the_same_time_at_any_length() -> None:
-    scenario = Scenario(model=catalog.model(str(FILE)), tp=2, stack="vllm", batch=4)
+    scenario = Scenario(model=catalog.model(MODEL), tp=2, stack="vllm", batch=4)
     ops = [
         {op.name: op.shape for op in build(scenario, "decode", length).ops() if op.kind == "attention"}
         for length in (1000, 5000)
@@ -186,14 +185,14 @@ def test_chosen_entries_bound_what_attention_reads() -> None:
 
 
 def test_ranks_share_heads_or_refuse() -> None:
-    model = catalog.model(str(FILE))
+    model = catalog.model(MODEL)
     assert model.tp_degrees(64) == (1, 2, 4, 8, 16)
     with pytest.raises(PartitionError, match="heads is"):
         Scenario(model=model, tp=32, nodes=4)
 
 
 def test_the_answer_says_where_layers_come_from() -> None:
-    predicted = predict(model=str(FILE), tp=4, cluster="h200-sxm", variants=("standard", "ladder"))
+    predicted = predict(model=MODEL, tp=4, cluster="h200-sxm", variants=("standard", "ladder"))
     (caution,) = [text for text in predicted["ladder"].confidence.warnings if "traced from transformers" in text]
     shares = [int(number) for number in re.findall(r"(\d+)% (?:measured|fitted|transferred|roofline)", caution)]
     assert len(shares) == 4
@@ -202,13 +201,15 @@ def test_the_answer_says_where_layers_come_from() -> None:
 
 def test_a_file_of_this_form_needs_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ladder_sim.hf.traced._installed", lambda package: False)
-    assert catalog.model(str(FILE)).layers == 48
+    path = tmp_path / "model.json"
+    path.write_text(json.dumps(CONFIG))
+    assert catalog.model(str(path)).layers == 48
 
 
 def test_a_file_is_read_anew_only_if_it_says_something_else(tmp_path: Path) -> None:
     """Of Qwen3.5-397B reading 120 blocks took a third of a prediction."""
     path = tmp_path / "model.json"
-    path.write_text(FILE.read_text())
+    path.write_text(json.dumps(CONFIG))
     first = catalog.model(str(path))
     assert catalog.model(str(path)) is first
     path.write_text(json.dumps({**CONFIG, "vocab_size": 1000}))

@@ -26,6 +26,12 @@ def compressed(weights: dict[str, Any], inputs: dict[str, Any] | None, **more: A
     return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}, "ignore": ["lm_head"], **more}
 
 
+def mixed(formats: dict[str, str]) -> dict[str, Any]:
+    """Return ModelOpt's fields of modules in formats of their own."""
+    layers = {f"model.layers.{name}": {"quant_algo": each} for name, each in formats.items()}
+    return {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+
+
 FP8 = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
 PER_TOKEN = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
 FP4 = {"num_bits": 4, "type": "float", "group_size": 16, "strategy": "tensor_group"}
@@ -130,19 +136,28 @@ def test_published_forms(name: str) -> None:
             ),
             "a mix of fp8 and nvfp4 cannot be predicted",
         ),
-        # one group, which leaves attention in 16 bits
+        (
+            compressed(FP8, FP8, config_groups={"group_0": {"weights": FP8, "targets": ["re:.*(q|k|v)_proj"]}}),
+            "config_groups.group_0 is",
+        ),
         (
             compressed(
                 FP8,
                 FP8,
-                config_groups={
-                    "group_0": {"weights": FP8, "input_activations": FP8, "targets": ["re:.*mlp.*", "re:.*down_proj"]}
-                },
+                config_groups={"group_0": {"weights": FP8, "input_activations": FP8, "targets": ["re:.*[qkv]_proj"]}},
             ),
-            "config_groups: targets is ['re:.*mlp.*', 're:.*down_proj']: a mix",
+            "config_groups is 're:.*[qkv]_proj': modules of such a pattern cannot be read",
         ),
         (compressed(FP8, FP8, kv_cache_scheme=INT8), "kv_cache_scheme is"),
-        ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, "quant_algo is 'MIXED_PRECISION'"),
+        (
+            {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"},
+            "quantized_layers is None: must hold the format of each module",
+        ),
+        ({"quant_method": "modelopt", **mixed({"0.mlp": "INT8_SQ"})}, "quant_algo is 'INT8_SQ': must be one of FP8"),
+        (
+            {"quant_method": "modelopt", **mixed({"0.q_proj": "FP8", "0.k_proj": "NVFP4", "0.v_proj": "FP8"})},
+            "a precision that differs within a part",
+        ),
         (
             {"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_quant_algo": "NVFP4"},
             "kv_cache_quant_algo is 'NVFP4': only an fp8",
@@ -188,7 +203,8 @@ def test_parts_that_some_layers_keep_in_16_bits(
 ) -> None:
     fields = {"quant_method": "fbgemm_fp8", "modules_to_not_convert": names}
     read = read_quantization({"quantization_config": fields}, "config.json", layers=12)
-    assert (read.unquantized, read.unquantized_layers) == (every, some)
+    assert read.unquantized == every
+    assert read.part_formats == tuple((part, "bf16", numbers) for part, numbers in some)
 
 
 def test_layers_in_several_precisions_are_predicted_as_they_are(tmp_path: Path) -> None:
@@ -217,6 +233,110 @@ def test_layers_in_several_precisions_are_predicted_as_they_are(tmp_path: Path) 
         for given in ({"dtype": "fp8"}, {}, {"dtype": "bf16"})
     ]
     assert times == sorted(times)
+
+
+TWO_LAYERS = tuple(range(2))
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype", "unquantized", "formats"),
+    [
+        # nvidia/MiniMax-M3-NVFP4: one expert's layers, its encoder and the router are named, too
+        (
+            {
+                "quant_method": "modelopt",
+                "exclude_modules": ["vision_tower", "patch_merge_mlp", "language_model.model.layers.1.mlp.gate"],
+                **mixed(
+                    {f"{at}.self_attn.{name}_proj": "MXFP8" for at in range(2) for name in "qkvo"}
+                    | {f"{at}.mlp.experts.{n}.w1": "NVFP4" for at in range(2) for n in range(3)}
+                    | {f"{at}.mlp.shared_experts.{name}_proj": "MXFP8" for at in range(2) for name in ("up", "down")}
+                ),
+            },
+            "nvfp4",
+            (),
+            {"qkv": "fp8-block", "out": "fp8-block", "mlp": "fp8-block"},
+        ),
+        # nvidia/Qwen3.6-27B-NVFP4, dense
+        (
+            {
+                "quant_method": "modelopt",
+                "ignore": ["mtp.layers.0*"],
+                **mixed(
+                    {"0.linear_attn.in_proj_qkv": "FP8", "0.linear_attn.out_proj": "FP8"}
+                    | {f"1.self_attn.{name}_proj": "FP8" for name in "qkvo"}
+                    | {f"{at}.mlp.{name}_proj": "W4A16_NVFP4" for at in range(2) for name in ("gate", "up", "down")}
+                ),
+            },
+            "w4a16",
+            ("experts",),
+            {"qkv": "fp8", "out": "fp8"},
+        ),
+        # nvidia/DeepSeek-V4-Flash-NVFP4: what it leaves out is in the format of the checkpoint before
+        (
+            {
+                "quant_method": "fp8",
+                "activation_scheme": "dynamic",
+                "weight_block_size": [128, 128],
+                "ignore": ["*.attn.*", "*.ffn.shared_experts.*"],
+                **mixed({f"{at}.ffn.experts": "NVFP4" for at in range(2)}),
+            },
+            "nvfp4",
+            (),
+            {"qkv": "fp8-block", "out": "fp8-block", "mlp": "fp8-block"},
+        ),
+        # RedHatAI's: two groups, and one that leaves attention in 16 bits
+        (
+            compressed(
+                FP8,
+                FP8,
+                config_groups={
+                    "group_0": {"weights": FP8, "input_activations": FP8, "targets": ["re:.*self_attn.*"]},
+                    "group_1": {"weights": FP4, "input_activations": FP4, "targets": ["Linear"]},
+                },
+            ),
+            "nvfp4",
+            (),
+            {"qkv": "fp8", "out": "fp8"},
+        ),
+        (
+            compressed(
+                FP8,
+                FP8,
+                config_groups={"group_0": {"weights": FP8, "input_activations": FP8, "targets": ["re:.*mlp.*"]}},
+            ),
+            "fp8",
+            ("qkv", "out"),
+            {},
+        ),
+    ],
+)
+def test_parts_in_formats_of_their_own(
+    config: dict[str, Any], dtype: str, unquantized: tuple[str, ...], formats: dict[str, str]
+) -> None:
+    read = read_quantization({"quantization_config": config}, "config.json", layers=2)
+    assert (read.dtype, read.unquantized) == (dtype, unquantized)
+    assert read.part_formats == tuple((part, own, TWO_LAYERS) for part, own in formats.items())
+
+
+def test_experts_in_fp4_next_to_fp8() -> None:
+    """DeepSeek-V4 says it outside of the field; its weights were taken for twice as large."""
+    model = catalog.model("deepseek-v4-flash")
+    assert model.weights_dtype == "mxfp4"
+    # 284B parameters, nearly all of them experts', in 160 GB
+    assert weight_bytes(Scenario(model=model, cluster="b200-sxm", tp=1)) == pytest.approx(160e9, rel=0.05)
+    formats = {
+        op.name.partition(".")[2]: op.shape.format
+        for op in build(Scenario(model=model, cluster="b200-sxm", tp=8), "decode", 1025).ops()
+        if op.layer == 9 and hasattr(op.shape, "format")
+    }
+    assert formats["mlp.experts"] == "mxfp4"
+    assert {formats["mlp.shared.up"], formats["mlp.shared.down"]} == {"fp8-block"}
+
+
+def test_layers_that_predict_further_tokens_are_no_part_of_the_decoder() -> None:
+    """Regression: "mtp.layers.0*" of nvidia/Qwen3.5-397B-A17B-NVFP4 left layer 0's experts in 16 bits."""
+    fields = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["mtp.layers.0*", "model.visual.mlp"]}
+    assert read_quantization({"quantization_config": fields}, "config.json", layers=2) == ("nvfp4", None, (), ())
 
 
 def test_settings_of_modelopt_in_a_file_of_their_own() -> None:

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 # pages that show figures of another name
 PAGES = {
     "how/model": "model.md",
-    "how/contention": "how/collectives.md",
     "how/serving": "load.md",
     "evidence-runs": "evidence.md",
     "evidence-servings": "evidence.md",

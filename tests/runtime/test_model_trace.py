@@ -85,6 +85,27 @@ def test_families_without_a_reader_are_predicted(name: str) -> None:
     assert hidden["standard"] < 0.1 < hidden["ladder"]
 
 
+# in the catalog as they were traced
+LISTED = {
+    "deepseek_v32": "deepseek-v3.2",
+    "deepseek_v4": "deepseek-v4-flash",
+    "glm_moe_dsa": "glm-5.2",
+    "minimax_m3": "minimax-m3",
+    "mimo_v2": "mimo-v2-flash",
+    "nemotron_h": "nemotron-3-super-120b-a12b",
+    "qwen3_5_moe": "qwen3.5-397b-a17b",
+    "qwen3_next": "qwen3-next-80b-a3b",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "name"), LISTED.items())
+def test_the_catalog_lists_what_is_traced(kind: str, name: str) -> None:
+    listed, found = catalog.model_config(name), trace(CONFIGS[kind]["config"], source=name)
+    for field in ("hidden_size", "vocab_size", "kinds", "blocks", "layers", "source"):
+        assert listed[field] == found[field], field
+
+
 def cores(model: ModelSpec) -> list[Attend | State]:
     return [core for kind in model.block_kinds if isinstance(kind, Mixer) for core in kind.cores]
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from ladder_sim.errors import LadderSimError, SpecError, UnknownNameError, Usage
 from ladder_sim.specs import catalog
 from ladder_sim.specs.cluster import GpuSpec
 from tests.conftest import REPO
+from tests.support.commands import run
 from tests.support.predict_one import predict_one
 
 # fabrics with a sweep
@@ -69,6 +71,45 @@ AITER = ("mi300x", "mi355x")
 
 def test_short_names_are_of_models() -> None:
     assert set(catalog.MODEL_ALIASES.values()) <= set(catalog.model_names())
+
+
+# counts of model cards, papers and names, by their sources in the files; none is published of MiniMax M3
+BILLIONS = {
+    "deepseek-v3.2": 671,
+    "deepseek-v4-flash": 284,
+    "gemma-4-31b": 31,
+    "glm-5": 744,
+    "glm-5.2": 744,
+    "kimi-linear-48b-a3b": 49,
+    "mimo-v2-flash": 309,
+    "nemotron-3-nano-30b-a3b": 31.6,
+    "nemotron-3-super-120b-a12b": 120,
+    "qwen3-coder-480b-a35b": 480,
+    "qwen3-next-80b-a3b": 80,
+    "qwen3.5-122b-a10b": 122,
+    "qwen3.5-27b": 27,
+    "qwen3.5-35b-a3b": 35,
+    "qwen3.5-397b-a17b": 397,
+}
+
+
+@pytest.mark.parametrize("name", BILLIONS)
+def test_published_totals(name: str) -> None:
+    assert catalog.model(name).parameters == pytest.approx(BILLIONS[name] * 1e9, rel=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in catalog.model_names() if catalog.model(name).origin])
+def test_a_listed_model_answers_by_its_id(name: str) -> None:
+    """With the default engine, and what its times are based on; what an error names fits."""
+    hub_id = catalog.model_config(name)["_ids"][0]
+    asked = ("predict", "--model", hub_id, "--variant", "standard")
+    answer = run(*asked)
+    if answer.code == 3:
+        (plan,) = re.findall(r"--nodes \d+ --tp \d+", answer.err)
+        answer = run(*asked, *plan.split())
+    assert answer.code == 0, answer.err
+    assert re.search(r"of standard's time \d+% measured", " ".join(answer.out.split()))
 
 
 @pytest.mark.parametrize("name", PARAMETERS)

@@ -22,6 +22,18 @@ from tests.support.commands import run
         ("nvidia/Kimi-K2.7-Code-NVFP4", "kimi-k2", "nvfp4"),
         ("deepseek-ai/DeepSeek-V3.1-Terminus", "deepseek-v3", "fp8-block"),
         ("MiniMaxAI/MiniMax-M2.7", "minimax-m2.5", "fp8-block"),
+        ("Qwen/Qwen3-Next-80B-A3B-Thinking-FP8", "qwen3-next-80b-a3b", "fp8-block"),
+        ("Qwen/Qwen3.5-397B-A17B-FP8", "qwen3.5-397b-a17b", "fp8-block"),
+        ("Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8", "qwen3-coder-480b-a35b", "fp8-block"),
+        ("Qwen/Qwen3-Coder-30B-A3B-Instruct", "qwen3-30b-a3b", "bf16"),
+        ("deepseek-ai/DeepSeek-V3.2-Speciale", "deepseek-v3.2", "fp8-block"),
+        ("sgl-project/DeepSeek-V4-Flash-FP8", "deepseek-v4-flash", "fp8-block"),
+        ("zai-org/GLM-4.7-FP8", "glm-4.6", "fp8"),
+        ("zai-org/GLM-5-FP8", "glm-5", "fp8-block"),
+        ("zai-org/GLM-5.3-FP8", "glm-5.2", "fp8-block"),
+        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-FP8", "nemotron-3-nano-30b-a3b", "fp8"),
+        ("unsloth/DeepSeek-V3-bf16", "deepseek-v3", "bf16"),
+        ("cyankiwi/Kimi-Linear-48B-A3B-Instruct-AWQ-4bit", "kimi-linear-48b-a3b", "w4a16"),
     ],
 )
 def test_an_id_says_the_format(hub_id: str, name: str, dtype: str) -> None:
@@ -40,6 +52,12 @@ def test_an_id_says_the_format(hub_id: str, name: str, dtype: str) -> None:
         ("nvidia/Kimi-K2.5-NVFP4", ("qkv", "out")),
         ("nvidia/MiniMax-M2.5-NVFP4", ("qkv", "out")),
         ("nvidia/Qwen3-235B-A22B-NVFP4", ()),
+        ("nvidia/DeepSeek-V3.2-NVFP4", ("qkv",)),
+        ("nvidia/Kimi-K2.6-NVFP4", ("qkv", "out", "mlp")),
+        ("nvidia/GLM-5-NVFP4", ("qkv", "out")),
+        ("nvidia/GLM-5.2-NVFP4", ("qkv", "out", "mlp")),
+        ("nvidia/Qwen3.5-397B-A17B-NVFP4", ("qkv", "out", "mlp")),
+        ("nvidia/Gemma-4-31B-IT-NVFP4", ("qkv", "out")),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.* is taken for")
@@ -48,11 +66,30 @@ def test_an_id_in_nvfp4_keeps_what_its_config_does(hub_id: str, kept: tuple[str,
 
 
 @pytest.mark.parametrize(
-    "hub_id", ["deepseek-ai/DeepSeek-R1-Distill-Llama-70B", "ibm/Granite-72B-FP8", "Qwen/Qwen3-Next-80B-A3B-Instruct"]
+    ("hub_id", "most", "others"),
+    [
+        ("nvidia/DeepSeek-V4-Flash-NVFP4", "nvfp4", {"qkv": "fp8-block", "out": "fp8-block", "mlp": "fp8-block"}),
+        ("nvidia/MiniMax-M3-NVFP4", "nvfp4", {"qkv": "fp8-block", "out": "fp8-block", "mlp": "fp8-block"}),
+        ("nvidia/Qwen3.6-27B-NVFP4", "w4a16", {"qkv": "fp8", "out": "fp8"}),
+        ("nvidia/Qwen3.6-35B-A3B-NVFP4", "w4a16", {"qkv": "fp8", "out": "fp8"}),
+    ],
 )
+@pytest.mark.filterwarnings("ignore:.* is taken for")
+def test_an_id_mixes_formats_as_its_config_does(hub_id: str, most: str, others: dict[str, str]) -> None:
+    spec = catalog.model(hub_id)
+    assert spec.weights_dtype == most
+    assert {part: dtype for part, dtype, _ in spec.part_formats} == others
+    # blocks that are listed have them
+    stored = {pair for block in spec.block_kinds for pair in block.formats}
+    assert {("qkv", others["qkv"]), ("out", others["out"])} <= stored <= others.items()
+
+
+@pytest.mark.parametrize("hub_id", ["deepseek-ai/DeepSeek-R1-Distill-Llama-70B", "ibm/Granite-72B-FP8", "tencent/Hy3"])
 def test_another_architecture_stays_unknown(hub_id: str) -> None:
-    with pytest.raises(UnknownNameError, match="unknown model"):
+    """And the way out is one that works: its config.json, not the id of another checkpoint."""
+    with pytest.raises(UnknownNameError, match="unknown model") as error:
         catalog.model(hub_id)
+    assert f"save https://huggingface.co/{hub_id}/blob/main/config.json and pass its path" in error.value.hint
 
 
 def test_an_id_that_is_known_is_taken_as_it_is() -> None:

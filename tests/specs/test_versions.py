@@ -10,10 +10,9 @@ from ladder_sim import Scenario, predict
 from ladder_sim.errors import LadderSimError, SpecError, UsageError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.catalog import Versions, release
-from tests.conftest import DATA
 from tests.support.scenarios import SERVING
 
-STATES = str(DATA / "qwen3_next_layers.json")
+STATES = "qwen3-next-80b-a3b"
 
 
 def test_a_version_has_the_figures_of_its_time() -> None:

@@ -1,10 +1,14 @@
 """Steps of ladder on one H100, from the times of their kernels and all-reduces alone (`tests/support/beside.py`)."""
 
-from statistics import mean
+from statistics import mean, median
 
 import pytest
 
 from benchmarks import evidence
+from ladder_sim import Scenario
+from ladder_sim.costs.kernels import KernelCosts
+from ladder_sim.prediction import resolve_profile
+from ladder_sim.simulate.passes import simulate
 from tests.support import beside
 
 
@@ -22,6 +26,20 @@ def test_kernels_and_gaps_are_the_step_without_all_reduces() -> None:
             # attention and MLP have a norm each
             layer_s = sum(kernels_s.values()) + kernels_s["norm"]
             assert 1e6 * layer_s == pytest.approx(float(row["step_us_per_layer"]), rel=0.04), row
+
+
+def test_a_norm_takes_twice_as_long_as_an_add() -> None:
+    """A norm sums over each row first; medians over shards and batches, of kernels that torch.compile wrote."""
+    kernels = [(row["kernel"], float(row["us"])) for row in beside.rows_in("kernels_of_a_layer.csv")]
+    measured_us = {
+        "norm": median(us for name, us in kernels if name.endswith(("rsqrt_0", "add_mean_pow_0"))),
+        "add": median(us for name, us in kernels if name.startswith("triton_poi")),
+    }
+    scenario = Scenario(model="70b", tp=8, batch=4, dtype="fp16", variant="ladder")
+    costs = KernelCosts(scenario, resolve_profile(scenario, None))
+    priced = {op.kind: estimate for op, estimate in simulate(scenario, "decode", beside.CONTEXT, costs).priced}
+    for kind, us in measured_us.items():
+        assert priced[kind].seconds == pytest.approx(1e-6 * us + beside.GAP_S, rel=0.05), kind
 
 
 def test_ladder_next_to_all_reduces_of_a_fixed_time() -> None:

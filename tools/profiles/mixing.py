@@ -168,6 +168,8 @@ def sparse_series(
             rows &= columns["gemm_type"] == module.format
             rows &= (columns["num_heads"] >= LEAST_HEADS) & (columns["num_heads"] <= module.core.heads)
             rows &= np.array([str(op).endswith("skip_indexer") == module.skips for op in columns["op_name"]])
+            # what SGLang runs where no token has more than `top_k` to choose from: `SparseShape.dense`
+            rows &= np.array(["dense_mha" not in str(kernel) for kernel in columns["kernel_source"]])
             rows &= columns["batch_size"] <= CAPTURED if phase == "generation" else _computes(columns, rows)
             if phase == "context":
                 rows &= (columns["isl"] >= LEAST_NEW) & np.isin(columns["step"], EARLIER)

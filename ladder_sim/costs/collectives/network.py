@@ -6,8 +6,9 @@ from functools import cached_property
 
 import numpy as np
 
-from ladder_sim.costs.collectives.across_nodes import INTER_EFFICIENCY, AcrossNodes, host_ring_s
+from ladder_sim.costs.collectives.across_nodes import AcrossNodes
 from ladder_sim.costs.collectives.algorithms import ALGORITHMS, ALL_REDUCE, DISPATCHES, OWN, Algorithm, Formula
+from ladder_sim.costs.collectives.nccl import INTER_EFFICIENCY, host_ring_s
 from ladder_sim.costs.estimate import (
     COLLECTIVE_ERROR,
     COPY_TRAFFIC,

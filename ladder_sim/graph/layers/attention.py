@@ -147,7 +147,7 @@ def add_mla(block: BlockKernels, kind: Mla, prefix: str = "", *, reduces: bool) 
         rotated = _index(block, kind, kind.index, prefix, normed, rotated)
     if rank.phase != "prefill":
         into = _per_head(block, f"{prefix}k_absorb", qkv, heads, latent, kind.nope_head_dim, [rotated])
-        attended = block.op(f"{prefix}attention", "attention", _chosen(kind, shape), [into])
+        attended = block.op(f"{prefix}attention", "attention", _chosen(rank, kind, shape), [into])
         outputs.append(_per_head(block, f"{prefix}v_absorb", qkv, heads, kind.value_head_dim, latent, [attended]))
     if rank.phase == "prefill" or rank.prompt:
         expanded = block.linear(
@@ -164,7 +164,7 @@ def add_mla(block: BlockKernels, kind: Mla, prefix: str = "", *, reduces: bool) 
         name = f"{prefix}prompt_attention" if rank.prompt else f"{prefix}attention"
         if rank.prompt:
             shape = replace(shape, batch=1, q_len=rank.prompt, kv_len=rank.prompt, shares_step=True)
-        outputs.append(block.op(name, "attention", _chosen(kind, shape), [expanded]))
+        outputs.append(block.op(name, "attention", _chosen(rank, kind, shape), [expanded]))
     return block.linear(f"{prefix}o", hidden, heads * kind.value_head_dim, outputs, format=rank.format("out", kind))
 
 
@@ -176,10 +176,13 @@ def _index(block: BlockKernels, kind: Mla, index: Index, prefix: str, queries: i
     width = index.heads * index.dim
     queries = block.linear(f"{prefix}index_q", width, low, [queries], format=qkv)
     moved = 2.0 * rank.tokens * (width + index.dim) * STATE_BYTES
-    return block.elementwise(f"{prefix}index_rope", "rope", moved, [keys, queries, rotated])
+    # with the keys' norm
+    return block.elementwise(
+        f"{prefix}index_rope", "rope", moved, [keys, queries, rotated], weights=2.0 * index.dim * STATE_BYTES
+    )
 
 
-def _chosen(kind: Mla, shape: MlaShape) -> MlaShape | SparseShape:
+def _chosen(rank: RankPass, kind: Mla, shape: MlaShape) -> MlaShape | SparseShape:
     """Return attention's shape where an index chooses what it reads: single tokens or prompts, in the latent space."""
     if kind.index is None:
         return shape
@@ -194,6 +197,7 @@ def _chosen(kind: Mla, shape: MlaShape) -> MlaShape | SparseShape:
         entry_bytes=float(shape.latent + shape.rope) * shape.kv_element_bytes,
         entry_flops=2.0 * shape.heads * (2 * shape.latent + shape.rope),
         kv_element_bytes=shape.kv_element_bytes,
+        dense=shape if rank.stack.dense_within_top_k else None,
         **chosen(kind.index),
     )
 
