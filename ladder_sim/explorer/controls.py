@@ -187,11 +187,9 @@ def _engine_text(stack: str) -> str:
 
 
 def _engines(setup: Setup, allowlist: Allowlist) -> Iterator[Choice]:
-    usual = setup.state.arguments["stack"] is None
+    usual = setup.scenario.stack.name if setup.state.arguments["stack"] is None else None
     for name in allowlist.stacks:
-        yield Choice(
-            text=_engine_text(name), sets={"stack": "" if usual and name == setup.scenario.stack.name else name}
-        )
+        yield Choice(text=_engine_text(name), sets={"stack": "" if name == usual else name})
 
 
 def _load_text(setup: Setup) -> str:

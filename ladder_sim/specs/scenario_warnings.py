@@ -59,6 +59,11 @@ _RULES = (
         "the model has no shared experts; e.g. --model deepseek-v3 uses it",
     ),
     _Rule(
+        ("stack.fused_qk_norm",),
+        lambda scenario: scenario.model.qk_norm == "heads",
+        "the model does not normalise heads of queries and keys; e.g. --model qwen3-32b uses it",
+    ),
+    _Rule(
         ("stack.quantize_",),
         lambda scenario: FORMATS[scenario.workload.dtype].quantizes,
         "no kernel of its own quantises inputs in this precision; --dtype fp8-dynamic uses it",

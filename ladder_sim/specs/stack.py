@@ -209,6 +209,8 @@ class StackSpec:
     dispatch: Dispatch = "allgather"
     """How tokens of data-parallel attention reach their experts: NCCL's all-gather and reduce-scatter of all tokens,
     its all-to-all of each expert's, or a kernel."""
+    fused_qk_norm: bool = False
+    """One kernel normalises each head of queries and keys and rotates them."""
     shared_expert_stream: bool = False
     """In decode shared experts run on a stream of their own, next to the routed ones."""
     padded_share: Share = 0.0

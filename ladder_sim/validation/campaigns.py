@@ -38,14 +38,16 @@ class Facts:
     are of one length; None: it is not known."""
     spare_step_tokens: int = 0
     """Tokens that a step has room for beyond a prompt and one of each request in flight; 0: as the stack has it."""
+    step_tokens_multiple: int = 1
+    """Tokens of which the room of a step is a multiple, rounded up."""
     idle_requests: int = 0
     """Requests in flight that the server does not run at a time, whatever fits."""
     product_of_gpus: bool = False
     """Where moe_tp is moe_ep and not 1, the degree of attention is their product: GPUs are counted twice."""
     attention_dp_in_tp: bool = False
     """Ranks of attention-DP are those of tp_size."""
-    attention_dp_ignored: bool = False
-    """They ran under tensor parallelism with experts over the same ranks, whatever the column says."""
+    experts_on_all_ranks: bool = False
+    """Attention was split over all ranks of tp_size, and experts were spread over them, whatever other columns say."""
     left_out: str = ""
     """Why the row is not predicted."""
     faster_left_out: str = ""

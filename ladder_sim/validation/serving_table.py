@@ -13,6 +13,7 @@ with a source is read as it stands. Lines that start with ``#`` are comments.
 """
 
 import dataclasses
+import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -243,7 +244,7 @@ def _row(line: int, cells: Mapping[str, str]) -> _Row:
         # one token has no time per further token
         tpot_s=_seconds(cell, "silicon_tpot_ms", zero=_whole(cell, "osl") == 1),
         source=cell["source"],
-        step_tokens=known.spare_step_tokens and in_flight + _tokens(cell, "isl", known) + known.spare_step_tokens,
+        step_tokens=_step_tokens(cell, known),
         step_requests=known.idle_requests and max(1, in_flight - known.idle_requests),
         left_out=known.left_out,
     )
@@ -269,6 +270,14 @@ def _setup(cell: Mapping[str, str], known: Facts, model: str) -> tuple[Setup, in
         server=tuple(known.server.items()),
     )
     return setup, groups
+
+
+def _step_tokens(cell: Mapping[str, str], known: Facts) -> int:
+    """Return the most tokens of a step; 0: as the stack has it."""
+    if not known.spare_step_tokens:
+        return 0
+    tokens = _whole(cell, "concurrency") + _tokens(cell, "isl", known) + known.spare_step_tokens
+    return math.ceil(tokens / known.step_tokens_multiple) * known.step_tokens_multiple
 
 
 def _check_times(serving: Serving, cell: Mapping[str, str]) -> None:
@@ -311,7 +320,7 @@ def _plan(cell: Mapping[str, str], known: Facts, *, has_experts: bool) -> tuple[
     groups = attention_dp = _degree(cell, "attention_dp_size", max(1, expert_tp * ep // tp))
     if known.product_of_gpus and tp * attention_dp == expert_tp * ep and expert_tp == ep:
         tp, attention_dp, expert_tp = min(tp, ep), min(attention_dp, ep), 1
-    if attention_dp > 1 and known.attention_dp_ignored:
+    if known.experts_on_all_ranks:
         attention_dp, expert_tp, ep = 1, 1, tp
     elif attention_dp > 1 and known.attention_dp_in_tp:
         tp, attention_dp, expert_tp, ep = 1, tp, 1, tp

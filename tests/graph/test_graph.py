@@ -557,3 +557,20 @@ def test_query_and_key_norms_are_kernels_of_their_own() -> None:
     # 64 query and 8 key heads of 128 on 4 ranks, read and written in 16 bits
     assert {op.shape.moved_bytes for op in norms} == {2 * 16 * 128 * 2, 2 * 2 * 128 * 2}
     assert not any(op.name.endswith("q_norm") for op in build(Scenario(model="70b"), "decode", 100).ops())
+
+
+def test_tensorrt_llm_normalises_and_rotates_in_one_kernel() -> None:
+    """Regression: each layer of Qwen3 had two kernels, and two launches of prompts, that it does not have there."""
+    counts = {
+        (stack, model): sum(op.name.startswith("layer0.attn") for op in build(scenario, "decode", 100).ops())
+        for stack in ("vllm", "trtllm")
+        for model in ("qwen3-32b", "llama-3.1-8b", "minimax-m2.5")
+        if (scenario := Scenario(model=model, tp=1, stack=stack))
+    }
+    fewer = {model: counts["vllm", model] - counts["trtllm", model] for _, model in counts}
+    assert fewer == {"qwen3-32b": 2, "llama-3.1-8b": 0, "minimax-m2.5": 0}
+    held = [
+        sum(op.weight_bytes for op in build(Scenario(model="qwen3-32b", stack=stack), "decode", 100).ops())
+        for stack in ("vllm", "trtllm")
+    ]
+    assert held[0] == held[1]

@@ -83,17 +83,17 @@ def test_campaigns_say_how_lengths_spread_unless_the_row_does() -> None:
 
 
 def test_campaigns_say_what_their_servers_run_at_a_time() -> None:
-    """A step of aiconfigurator's servers has room for a prompt, a token of each request, and 1,500 more."""
+    """A step of aiconfigurator's servers has room for a prompt, a token of each request, and 1,500 or 500 more.
+
+    Regression: under TensorRT-LLM two prompts of 1,024 tokens shared a step.
+    """
     row, mine = read(concurrency="16"), read(concurrency="16", source="mine")
     assert (row.step_tokens, row.step_requests) == (16 + 1024 + 1500, 0)
     assert (mine.step_tokens, mine.step_requests) == (0, 0)
-    waits = read(
-        concurrency="16",
-        model_path="meta-llama/Llama-3.1-8B-Instruct",
-        backend="trtllm",
-        backend_version="1.0.0rc3",
-    )
-    assert waits.step_requests == 15
+    trtllm = {"concurrency": "16", "backend": "trtllm", "backend_version": "1.0.0rc3"}
+    assert [read(**trtllm, isl=isl).step_tokens - 15 for isl in ("512", "1024", "2048")] == [1041, 1553, 2577]
+    assert read(**trtllm).setup.scenario(16).stack.memory_fraction == 0.8
+    assert read(**trtllm, model_path="meta-llama/Llama-3.1-8B-Instruct").step_requests == 15
     few, many = (
         read(**{**R1, "backend": "sglang", "backend_version": "0.5.9", "concurrency": number}) for number in ("8", "16")
     )
@@ -164,6 +164,15 @@ def test_gpus_that_a_campaign_counts_twice_are_counted_once() -> None:
     # of another model they are what they say
     qwen = {"model_path": "Qwen/Qwen3-235B-A22B-FP8", "tp_size": "4", "moe_tp_size": "2", "moe_ep_size": "2"}
     assert plans({**R1, **qwen}) == [("TP 4, EP 2", 16)]
+
+
+def test_columns_that_rows_of_equal_times_contradict_are_not_believed() -> None:
+    """Regression: half of gpt-oss's rows under TensorRT-LLM were predicted with experts split by width."""
+    oss = {**R1, "model_path": "openai/gpt-oss-120b", "system": "h200_sxm", "backend_version": "", "tp_size": "4"}
+    split, spread = {"moe_tp_size": "4", "moe_ep_size": "1"}, {"moe_tp_size": "4", "moe_ep_size": "4", "tp_size": "16"}
+    oss |= {"dtype": "fp4", "gemm_quant_mode": "nvfp4", "moe_quant_mode": "nvfp4"}
+    assert plans({**oss, **split}, {**oss, **spread}) == [("TP 4, EP 4", 16)] * 2
+    assert plans({**oss, **split, "backend": "vllm"}) == [("TP 4", 16)]
 
 
 def test_a_degree_of_attention_that_had_no_effect_is_seen_by_a_row_with_equal_times() -> None:

@@ -75,7 +75,11 @@ def attend(block: BlockKernels, kind: Gqa, qkv: int, prefix: str = "", *, reduce
     """Add the kernels from queries, keys and values to attention's output; return the output's position."""
     rank = block.rank
     heads, kv_heads = rank_heads(kind.heads, kind.kv_heads, rank.tp)
-    if kind.qk_norm != "none" and kind.rotated:
+    norms_bytes = 0.0
+    if kind.rotated and kind.qk_norm == "heads" and rank.stack.fused_qk_norm:
+        # by the kernel that rotates
+        norms_bytes = 2.0 * kind.head_dim * STATE_BYTES
+    elif kind.rotated and kind.qk_norm != "none":
         qkv = _qk_norm(block, kind, qkv, prefix, reduces=reduces)
     # with the cache write
     moved = 2.0 * rank.tokens * qkv_width(kind, rank.tp) * STATE_BYTES
@@ -83,7 +87,8 @@ def attend(block: BlockKernels, kind: Gqa, qkv: int, prefix: str = "", *, reduce
         # by a kernel of its own: vLLM, Llama4Attention
         scaled = 2.0 * rank.tokens * heads * kind.head_dim * STATE_BYTES
         qkv, moved = block.elementwise(f"{prefix}q_scale", "rope", scaled, [qkv]), moved - scaled
-    rope = block.elementwise(f"{prefix}{'rope' if kind.rotated else 'cache_write'}", "rope", moved, [qkv])
+    name = f"{prefix}{'rope' if kind.rotated else 'cache_write'}"
+    rope = block.elementwise(name, "rope", moved, [qkv], norms_bytes)
     shape = attention_shape(rank, heads, kv_heads, kind.head_dim, kind.window)
     sinks = float(heads * STATE_BYTES) if kind.sinks else 0.0
     outputs = in_context(block, f"{prefix}attention", shape, [rope], weights=sinks)
