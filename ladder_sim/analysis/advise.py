@@ -28,7 +28,7 @@ from ladder_sim.quality.published import quality_of
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.cluster import ClusterSpec
-from ladder_sim.specs.legal_plans import DEGREES, legal_plans
+from ladder_sim.specs.legal_plans import DEGREES, legal_plans, without_plan
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario, formerly_a_dict, point_asked
 from ladder_sim.sweeps.axes import axis
@@ -287,7 +287,7 @@ def _scope(point: Mapping[str, Any], gpus: int | None) -> tuple[Scenario, int, l
     loads = sorted(axis(load, values).values)
     settings = {name: value for name, value in fixed.items() if name not in ARGUMENTS}
     arguments = {name: value for name, value in fixed.items() if name in ARGUMENTS}
-    base = Scenario(**arguments, tp=1, **{load: loads[-1]}, overrides=settings)
+    base = without_plan(arguments, **{load: loads[-1]}, overrides=settings)
     if base.set_by_hand("workload.batch"):
         raise UsageError("workload.batch is searched, not set by hand", hint="give the batches to try: --batches 8")
     per_node = base.cluster.gpus_per_node

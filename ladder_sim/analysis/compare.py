@@ -8,7 +8,7 @@ from typing import Any
 
 from ladder_sim.answer import Listed
 from ladder_sim.display.document import Notes
-from ladder_sim.errors import InfeasibleError, LadderSimError, UnknownNameError, UsageError
+from ladder_sim.errors import LadderSimError, UnknownNameError, UsageError
 from ladder_sim.prediction import Predictions, predict
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario, formerly_a_dict, point_asked
@@ -97,7 +97,7 @@ def compare(
         There are fewer than two names, two mean the same, or prices do not match them.
     UnknownNameError
         A name is neither a cluster nor a stack.
-    InfeasibleError
+    LadderSimError
         The scenario can run on none of them.
 
     Examples
@@ -129,7 +129,7 @@ def compare(
             predictions = predict(there, wirings, profile=profile, ignore_memory=ignore_memory)
         except LadderSimError as error:
             error.message = f"{name}: {error.message}"
-            if not isinstance(error, InfeasibleError) or len(left_out) == len(names) - 1:
+            if len(left_out) == len(names) - 1:
                 raise
             left_out.append(error.message)
             continue

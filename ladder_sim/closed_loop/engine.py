@@ -1,10 +1,11 @@
 """Requests kept in flight, served step by step: what their steps take.
 
-Which requests share a step is a `schedule`, made with lengths of steps that no link changes. A faster link shortens
-its steps and moves no request to another one, so that it lengthens no request. Only the front end, of so many seconds,
-then lasts for more steps: times are linear between schedules in which requests leave it in the middle of a step.
-How much of a request comes before its first token does depend on links: the longer prompts take next to decode, the
-more requests come while one runs, and share the next step. This is taken from a schedule with lengths of its own.
+Which requests share a step is a `schedule`, made with lengths of standard's steps on links as the catalogue has them.
+Other figures of a link change what steps take and move no request to another one, so that a faster link lengthens no
+request. Only the front end, of so many seconds, then lasts for more steps: times are linear between schedules in which
+requests leave it in the middle of a step. How much of a request comes before its first token does depend on links: the
+longer prompts take next to decode, the more requests come while one runs, and share the next step. This is taken from a
+schedule with lengths of its own.
 """
 
 import math
@@ -121,12 +122,14 @@ class Steps:
     """What so many add to a step, while prompts take all of the time."""
     cold: float = 1.0
     """Share of this that they add while prompts take hardly any of the time: the power limit has not set in."""
+    least_s: float = 0.0
+    """What a step with prompts takes at least, for its launches by the CPU."""
 
     @property
     def lengths(self) -> Lengths:
         """Lengths of these steps."""
         requests = tuple(range(len(self.decode_s)))
-        return Lengths(requests, tuple(self.decode_s), tuple(self.tokens), tuple(self.added_s))
+        return Lengths(requests, tuple(self.decode_s), tuple(self.tokens), tuple(self.added_s), self.least_s)
 
     @classmethod
     def between(
@@ -136,7 +139,7 @@ class Steps:
         *,
         most: int,
         mixed: bool,
-        cold: float = 1.0,
+        **more: float,
     ) -> Self:
         """Return the times of steps up to `most` requests, interpolated between simulated steps.
 
@@ -148,7 +151,7 @@ class Steps:
         between_s = np.interp(np.arange(most + 1), numbers, seconds).tolist()
         # a longer chunk never takes less
         longer_s = list(accumulate(more_s, max))
-        return cls(decode_s=between_s if mixed else [0.0, *between_s[1:]], tokens=tokens, added_s=longer_s, cold=cold)
+        return cls(decode_s=between_s if mixed else [0.0, *between_s[1:]], tokens=tokens, added_s=longer_s, **more)
 
     def added(self, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the seconds that so many tokens of prompts add to a step, while prompts take all of the time."""
@@ -177,6 +180,7 @@ class _Priced(NamedTuple):
         if times.cold < 1.0:
             added_s *= times.cold + (1.0 - times.cold) * _duties(alone_s, added_s, times.cold, plan)
         runs_s = plan.counts * alone_s
+        added_s = np.maximum(added_s, times.least_s - runs_s[prompts])
         runs_s[prompts] += added_s
         tokens_s = float((plan.steps * plan.decodes) @ alone_s)
         return cls(

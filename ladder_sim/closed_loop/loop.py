@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import accumulate
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from ladder_sim.closed_loop.engine import FrontEnd, Served, Steps, simulate
 from ladder_sim.closed_loop.requests import Requests
 from ladder_sim.closed_loop.schedule import Lengths, Scheduling
 from ladder_sim.costs.hardware import host_step_s
-from ladder_sim.des.shared import Number, maximum, minimum
+from ladder_sim.des.shared import Number, maximum, minimum, where
 from ladder_sim.kernels import Stack
 from ladder_sim.simulate.passes import ForwardPass
 from ladder_sim.simulate.request import Request
@@ -22,6 +22,9 @@ from ladder_sim.specs.scenario import Scenario
 # queue never empties, and further ones only wait: of 6,000 and 12,000 under three engines TTFT errs by 0.04 %, TPOT by
 # 0.12 at most
 _CLIENTS_PER_SLOT, _LEAST_CLIENTS = 4, 2048
+
+# launches limit a step whose kernels take less than this share of it: of others they take 0.998 or more
+_LAUNCHED = 0.99
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -37,16 +40,35 @@ class ServedRequest(Request):
     it counts in the time per further token; the CPU's part comes on top."""
 
 
+class _Times(NamedTuple):
+    """Times of steps by the names of `Requests.passes`, seconds."""
+
+    decode_s: Mapping[str, Number]
+    """Those that decode, with the CPU's part."""
+    added_s: Mapping[str, Number]
+    """What kernels of prompts add to a step."""
+    least_s: Mapping[str, Number]
+    """What a step with prompts takes at least, where the CPU's launches limit it, else 0; of one name."""
+
+
 class Loop:
     """The steps of one variant with any requests in them, and the request that they serve.
 
     `passes` are simulated steps, by the names of `Requests.passes`. What prompts add to a step is the same next to
-    fewer requests.
+    fewer requests. `usual` are those of standard with links as the catalogue has them, by which requests are scheduled.
     """
 
-    def __init__(self, load: Requests, stack: Stack, passes: Mapping[str, ForwardPass], *, scenario: Scenario) -> None:
-        self.load, self.stack, self.passes, self.scenario = load, stack, passes, scenario
-        self.decoding, self.tokens = load.decoding, load.tokens
+    def __init__(
+        self,
+        load: Requests,
+        stack: Stack,
+        passes: Mapping[str, ForwardPass],
+        usual: Mapping[str, ForwardPass],
+        *,
+        scenario: Scenario,
+    ) -> None:
+        self.load, self.stack, self.passes, self.usual, self.scenario = load, stack, passes, usual, scenario
+        self.decoding = load.decoding
         # from the start of a lane's step to that of its next one, without the CPU's part
         self._trips = {name: step.round_trips(load.lanes) for name, step in passes.items()}
         self.seconds = {name: step.seconds * self._trips[name] for name, step in passes.items()}
@@ -83,19 +105,13 @@ class Loop:
     def _served(self) -> Served:
         """Serve requests one step after the other, for each configuration."""
         load = self.load
-        beside_s = self.seconds["most"] if load.mixed_steps else -self._host_s(0.0)
-        added_s = {name: maximum(self.seconds[name] - beside_s, 0.0) for name in ("idle", *self.tokens)}
-        host_s = {name: self._host_s(number) for name, number in self.decoding.items()}
-        kernels_s = {name: step.kernels_s for name, step in self.passes.items()}
-        computed_beside_s = kernels_s["most"] if load.mixed_steps else -self._host_s(0.0)
+        own, usual = self._times(self.passes), self._times(self.usual)
+        tokens = load.tokens
         groups: list[Mapping[str, Number]] = [
             self.decoding,
-            {name: self.seconds[name] + host_s[name] for name in self.decoding},
-            {name: kernels_s[name] + host_s[name] for name in self.decoding},
-            self.tokens,
-            {name: added_s[name] for name in self.tokens},
-            {name: maximum(kernels_s[name] - computed_beside_s, 0.0) for name in self.tokens},
-            {"cold": minimum(added_s["idle"] / maximum(added_s["busy"], 1e-12), 1.0)},
+            tokens,
+            *(group for times in (own, usual) for group in (times.decode_s, times.added_s, times.least_s)),
+            {"cold": minimum(own.added_s["idle"] / maximum(own.added_s["busy"], 1e-12), 1.0)},
             load.front_end(self.stack)._asdict(),
             {"clients": maximum(load.concurrency / load.lanes, 1.0), "step_tokens": load.step_tokens},
             {"prompt": load.prompt, "steps": load.gen - 1, "slots": maximum(load.kv_slots / load.lanes, 1.0)},
@@ -104,14 +120,16 @@ class Loop:
         served = []
         for row in zip(*(column.ravel().tolist() for column in np.broadcast_arrays(*values)), strict=True):
             given = iter(row)
-            numbers, decode_s, alone_s, tokens, more_s, longer_s, cold, front_end, clients, sizes = (
+            numbers, chunks, *times, cold, front_end, clients, sizes = (
                 {name: next(given) for name in group} for group in groups
             )
+            (decode_s, added_s, least), usually = times[:3], times[3:]
             one = self._of_lanes(
                 decode_s={numbers[name]: decode_s[name] for name in numbers},
-                added_s={tokens[name]: more_s[name] for name in tokens},
-                lengths=_lengths(numbers, alone_s, tokens, longer_s, mixed=load.mixed_steps),
-                own_lengths=_lengths(numbers, decode_s, tokens, more_s, mixed=load.mixed_steps),
+                added_s={chunks[name]: added_s[name] for name in chunks},
+                **least,
+                lengths=_lengths(numbers, chunks, *usually, mixed=load.mixed_steps),
+                own_lengths=_lengths(numbers, chunks, decode_s, added_s, least, mixed=load.mixed_steps),
                 front_end=FrontEnd(**front_end),
                 **clients,
                 **cold,
@@ -122,12 +140,30 @@ class Loop:
             return served[0]
         return Served(**{each.name: np.array([getattr(one, each.name) for one in served]) for each in fields(Served)})
 
+    def _times(self, passes: Mapping[str, ForwardPass]) -> "_Times":
+        """Return what steps take that decode, with the CPU's part, and what prompts add to a step."""
+        load = self.load
+        trips = {name: step.round_trips(load.lanes) for name, step in passes.items()}
+        seconds = {name: step.seconds * trips[name] for name, step in passes.items()}
+        alone_s = {name: sum(passes[name].seconds_alone.values()) * trips[name] for name in ("idle", *load.tokens)}
+        # launches by the CPU limit a step in part, or as a whole
+        launched = {name: each_s < _LAUNCHED * seconds[name] for name, each_s in alone_s.items()}
+        kernels_s = {name: where(launched[name], each_s, seconds[name]) for name, each_s in alone_s.items()}
+        beside_s = seconds["most"] if load.mixed_steps else -self._host_s(0.0)
+        launches_s: Number = where(launched["busy"], seconds["busy"], seconds["least"]) + self._host_s(0.0)
+        return _Times(
+            {name: seconds[name] + self._host_s(number) for name, number in self.decoding.items()},
+            {name: maximum(each_s - beside_s, 0.0) for name, each_s in kernels_s.items()},
+            {"least_s": where(launched["least"], launches_s, 0.0 * launches_s)},
+        )
+
     def _of_lanes(
         self,
         *,
         decode_s: Mapping[float, float],
         added_s: Mapping[float, float],
         clients: float,
+        least_s: float,
         step_tokens: int,
         cold: float,
         lengths: Lengths,
@@ -136,8 +172,8 @@ class Loop:
     ) -> Served:
         """Serve one configuration, whose lanes have as many clients, on average; some have one more than others.
 
-        Requests last as long as with `lengths`, which no link changes; before and after their first token as much of
-        this as with lengths of their own.
+        Requests last as long as with `lengths`, which no figure of a link changes; before and after their first token
+        as much of this as with lengths of their own.
         """
         workload, scheduling = self.scenario.workload, Scheduling.of(self.scenario, step_tokens)
         low, more = divmod(clients, 1.0)
@@ -147,7 +183,8 @@ class Loop:
         def served(number: int) -> Served:
             if number > most:
                 return served(most).behind(served(most // 2), (number - most) / (most - most // 2))
-            steps = Steps.between(decode_s, added_s, most=number, mixed=self.load.mixed_steps, cold=cold)
+            mixed = self.load.mixed_steps
+            steps = Steps.between(decode_s, added_s, most=number, mixed=mixed, cold=cold, least_s=least_s)
             # one client meets nobody, whom lengths of its own would keep apart
             how: dict[str, Any] = {"spread": workload.spread if number > 1 else 0.0, "rounds": workload.rounds}
             simulated = partial(simulate, steps, scheduling, concurrency=number, **how, **sizes)
@@ -166,7 +203,7 @@ class Loop:
         few, most = self.decoding["few"], self.decoding["most"]
         # tokens of prompts in a step that has any
         tokens = served.in_engine * self.load.prompt / (served.cycle_steps * served.prompt_steps)
-        several = _way(tokens, self.tokens["busy"], self.tokens["full"])
+        several = _way(tokens, self.load.tokens["busy"], self.load.tokens["full"])
         hot, without = served.duty * with_prompts, 1.0 - with_prompts
         to_few, to_most = _way(served.decoding, 1.0, few), _way(served.decoding, few, most)
         return {
@@ -202,22 +239,23 @@ class Loop:
 
 def _lengths(
     numbers: Mapping[str, float],
-    alone_s: Mapping[str, float],
     tokens: Mapping[str, float],
-    longer_s: Mapping[str, float],
+    decode_s: Mapping[str, float],
+    added_s: Mapping[str, float],
+    least: Mapping[str, float],
     *,
     mixed: bool,
 ) -> Lengths:
     """Return the lengths of steps of such times, in steps that decode most requests."""
-    unit_s = alone_s["most"]
-    decode = {numbers[name]: _rounded(seconds / unit_s) for name, seconds in alone_s.items()}
-    prompts = {tokens[name]: _rounded(seconds / unit_s) for name, seconds in longer_s.items()}
+    unit_s = decode_s["most"]
+    decode = {numbers[name]: _rounded(seconds / unit_s) for name, seconds in decode_s.items()}
+    prompts = {number: _rounded(added_s[name] / unit_s) for name, number in tokens.items()}
     if not mixed:
         # next to a step's prompts nothing decodes
         decode[0.0] = 0.0
     requests, steps = zip(*sorted(decode.items()), strict=True)
     chunks, added = zip(*sorted(prompts.items()), strict=True)
-    return Lengths(requests, steps, chunks, tuple(accumulate(added, max)))
+    return Lengths(requests, steps, chunks, tuple(accumulate(added, max)), _rounded(least["least_s"] / unit_s))
 
 
 def _rounded(length: float) -> float:

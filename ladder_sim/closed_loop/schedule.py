@@ -81,7 +81,7 @@ class Clients(NamedTuple):
 
 
 class Lengths(NamedTuple):
-    """How long steps take on GPUs whose links take no time, in any unit: linear between those that are given."""
+    """How long steps take, in any unit: linear between those that are given."""
 
     requests: tuple[float, ...]
     """Requests that decode in a step without prompts, increasing; 0: what a step of prompts has besides them."""
@@ -91,6 +91,8 @@ class Lengths(NamedTuple):
     """Tokens of prompts in a step, increasing."""
     prompts: tuple[float, ...]
     """What so many add to a step."""
+    least: float = 0.0
+    """Length of a step with prompts at least."""
 
     def decoding(self, most: int) -> list[float]:
         """Return the lengths of steps without prompts, up to `most` requests."""
@@ -240,7 +242,7 @@ def schedule(scheduling: Scheduling, clients: Clients, lengths: Lengths, delay: 
         length = alone[decodes]
         if held:
             unpolled, count = 0, 1
-            length += lengths.added(held)
+            length = max(length + lengths.added(held), lengths.least)
         elif decodes:
             # as many like it until one ends, or comes
             count = ending[0][0] - decoded

@@ -6,9 +6,10 @@ of the time that they take (`GemmShape.duty`): they are simulated at none of it 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from ladder_sim.closed_loop.engine import Served
 from ladder_sim.closed_loop.loop import Loop, ServedRequest
@@ -25,6 +26,7 @@ from ladder_sim.simulate import request as static
 from ladder_sim.simulate.passes import Engine, ForwardPass, forward_passes
 from ladder_sim.simulate.ranks import Jitter
 from ladder_sim.simulate.request import NO_JITTER, Request
+from ladder_sim.specs.catalog import usual_links
 from ladder_sim.specs.plan import check_context
 from ladder_sim.specs.scenario import Scenario
 
@@ -54,7 +56,7 @@ def simulate_request(
         raise UsageError("jitter is for static batches", hint="leave out jitter or --concurrency")
     check_context(scenario.stack, workload.context)
     load = Requests.of(scenario, concurrency=workload.concurrency, prompt=workload.prompt, gen=workload.gen)
-    return _serve(scenario, variants, costs, load, engine)
+    return _serve(scenario, variants, costs, _usual_costs(scenario, costs), load, engine)
 
 
 def simulate_requests(
@@ -100,8 +102,21 @@ def simulated_alike(
     hardware = Hardware.of(scenario, profile)
     for rows in _alike(scenario, sizes):
         costs = KernelCosts(scenario, profile, hardware.vary({key: values[rows] for key, values in columns.items()}))
+        usual = _usual_costs(scenario, costs, {key: values[rows] for key, values in columns.items()})
         load = Requests.of(scenario, **{key: static.single(values[rows]) for key, values in sizes.items()})
-        yield rows, _serve(scenario, variants, costs, load, "fast", follow=follow)
+        yield rows, _serve(scenario, variants, costs, usual, load, "fast", follow=follow)
+
+
+def _usual_costs(
+    scenario: Scenario, costs: CostModel, figures: Mapping[str, NDArray[np.float64]] = MappingProxyType({})
+) -> CostModel:
+    """Return the costs with links as the catalogue has them, other figures as they are; `costs` if links are so."""
+    cluster = usual_links(scenario.cluster)
+    others = {key: values for key, values in figures.items() if key.partition(".")[0] not in ("intra", "inter", "host")}
+    if not isinstance(costs, KernelCosts) or (cluster == scenario.cluster and len(others) == len(figures)):
+        return costs
+    there = scenario.having(cluster=cluster)
+    return KernelCosts(there, costs.profile, Hardware.of(there, costs.profile).vary(others))
 
 
 def _alike(scenario: Scenario, sizes: Mapping[str, static.Counts]) -> Iterator[static.Counts]:
@@ -122,22 +137,23 @@ def _serve(
     scenario: Scenario,
     variants: Sequence[str],
     costs: CostModel,
+    usual: CostModel,
     load: Requests,
     engine: Engine,
     *,
     follow: bool = False,
 ) -> dict[str, ServedRequest]:
-    """Price all steps in one call, and serve the requests of each variant."""
-    requests = {}
+    """Price all steps in one call, and serve the requests of each variant, who meet as those of standard usually do."""
     steps = load.passes(scenario.stack)
-    simulated = forward_passes(scenario, variants, costs, list(steps.values()), engine=engine, follow=follow)
-    for name, passes in simulated.items():
-        if load.further_tokens:
-            named = dict(zip(steps, passes, strict=True))
-            requests[name] = Loop(load, costs.hardware.stack, named, scenario=scenario).request(name)
-        else:
-            requests[name] = _of_one_token(name, load, costs.hardware.stack, *passes)
-    return requests
+    names = variants if usual is not costs or not load.further_tokens else dict.fromkeys([*variants, "standard"])
+    simulated = forward_passes(scenario, tuple(names), costs, list(steps.values()), engine=engine, follow=follow)
+    stack = costs.hardware.stack
+    if not load.further_tokens:
+        return {name: _of_one_token(name, load, stack, *passes) for name, passes in simulated.items()}
+    met = simulated if usual is costs else forward_passes(scenario, ["standard"], usual, list(steps.values()))
+    named = {name: dict(zip(steps, passes, strict=True)) for name, passes in simulated.items()}
+    standard = dict(zip(steps, met["standard"], strict=True))
+    return {name: Loop(load, stack, named[name], standard, scenario=scenario).request(name) for name in variants}
 
 
 def _of_one_token(variant: str, load: Requests, stack: Stack, prefill: ForwardPass) -> ServedRequest:

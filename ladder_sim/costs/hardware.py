@@ -61,11 +61,6 @@ FRONT_END = ("frontend_s", "frontend_steps", "frontend_token_s")
 OVERALL = ("stack.kernel_factor", "stack.collective_factor")
 # overheads of a profile whose times hold all that a stack adds to its kernels
 NOTHING_ADDED = {**{name: 0.0 if name.endswith(("_s", "_steps")) else 1.0 for name in _FIGURES}, RANK_SKEW: 0.0}
-# GEMMs of 1,088 and 4,096 tokens by a 32B model's weights on one H200, cuBLAS, 4 s of each, random operands: after the
-# first second bf16 runs at 605 and 674 TFLOP/s, fp8 at 1,106 and 1,201, in the first 20 ms at 732 and 800, 1,334 and
-# 1,454. The power limit (690 of 700 W) brings the clock to 1,350 to 1,485 MHz. Tables of GEMMs are cold runs. Taken
-# over to other GPUs
-SUSTAINED_RATE = 0.83
 
 
 @lru_cache(maxsize=64)
@@ -129,7 +124,6 @@ class Hardware:
     def stated(cls, scenario: Scenario, profile: CalibrationProfile | None = None) -> Self:
         """Return the figures as the scenario's specs and the profile's measurements state them."""
         stack = {name: getattr(scenario.stack, name) for name in _STATED}
-        stack["sustained_rate"] = SUSTAINED_RATE
         if scenario.launched_by_python:
             stack["eager_launch_s"] = scenario.stack.python_launch_s or scenario.stack.eager_launch_s
         measured = profile.overheads if profile else {}

@@ -439,6 +439,10 @@ def _evidence(
     if not confidence.compared.same_kind(scenario):
         # errors of another engine or kind of model say nothing of this one
         unlike, errors = [("", kind)], ""
+    elif "links" in absent:
+        links = f"{scenario.stack.unversioned} over {_links_label(scenario)} of {scenario.cluster.gpu.name}"
+        asked.append(("", links))
+        del absent["links"]
     lacked = (_lacked(scenario, part, absent[part], served=served) for part in absent)
     models = tuple(sorted(models, key=lambda model: model != scenario.model.name))
     named = ", ".join(models[:_NAMED]) + (f" and {more} more" if (more := len(models) - _NAMED) > 0 else "")

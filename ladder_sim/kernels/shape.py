@@ -77,7 +77,6 @@ class Stack:
     frontend_token_s: Number
     quantize_s: Number
     sustained_rate: Number
-    """Share of their cold rate that GEMMs keep up over long prompts, limited by power; 1 or more: no limit."""
     kernel_gap_s: Number = 0.0
     """Idle time before each kernel beyond what the tables hold, seconds; 0: not measured."""
     graph_launch_s: Number = 0.0

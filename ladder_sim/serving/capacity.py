@@ -16,7 +16,7 @@ from ladder_sim.serving.requests.traffic import Traffic
 from ladder_sim.serving.service import SERVED_VARIANTS
 from ladder_sim.serving.sizing.fleet import SEEDS, Fleet, smallest_fleets
 from ladder_sim.specs.arguments import SystemFields
-from ladder_sim.specs.legal_plans import legal_plans
+from ladder_sim.specs.legal_plans import legal_plans, without_plan
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.scenario_warnings import DECISIVE, Caution
@@ -209,7 +209,7 @@ def capacity(
 
 def _base(arguments: Mapping[str, Any]) -> Scenario:
     """Return the scenario without a plan, with a request for each GPU."""
-    base = Scenario(**arguments, tp=1, concurrency=1)
+    base = without_plan(arguments, concurrency=1)
     gpus = base.nodes * base.cluster.gpus_per_node
     return base.having(workload=replace(base.workload, concurrency=gpus))
 

@@ -275,7 +275,15 @@ class Served(Named[str, ServedVariant]):
     def interval_note(self) -> str:
         """What intervals are over, and what figures leave out, as a sentence."""
         widths = {name: each.widths for name, each in self.variants.items()}
-        return interval_note(widths, self.seeds, self.steps, self.confidence.scenario.stack)
+        note = interval_note(widths, self.seeds, self.steps, self.confidence.scenario.stack)
+        outcome = self.variants[self.first].outcome
+        count, counted = len(outcome.answers), outcome.counted.stop - outcome.counted.start
+        if count == counted:
+            return note
+        return (
+            f"{note}; times and rates are without {count - counted} of {count} requests, which arrive within a mean "
+            "request's time of the first or the last one, while the server fills or empties"
+        )
 
 
 def under_load(
@@ -286,6 +294,7 @@ def under_load(
     seeds: int | None = None,
     concurrency: int = 0,
     slo: SLO | None = None,
+    steady: bool = False,
     usd_per_gpu_hour: float | None = None,
     record: bool = False,
     watch: Callable[[int, int], object] = lambda answered, total: None,
@@ -294,7 +303,8 @@ def under_load(
 
     The load is iterated several times, and the service made for it (`Service.for_requests`). At most `concurrency`
     requests are in flight, where the client holds others back; 0: it holds none back. With requests that come at the
-    same time, so many are in flight at all times. Other arguments are those of `ladder_sim.serve`.
+    same time, so many are in flight at all times. If `steady`, requests that meet a server which fills or empties are
+    left out of figures. Other arguments are those of `ladder_sim.serve`.
     """
     loads = _loads(load, seeds)
     names = canonical_names(variants)
@@ -309,6 +319,7 @@ def under_load(
             load,
             concurrency=concurrency,
             slo=slo,
+            steady=steady,
             watch=lambda number: watch(before + number, runs * service.requests),
             **more,
         )

@@ -136,6 +136,7 @@ def serve(
         seeds=seeds,
         concurrency=load.concurrency if isinstance(load, Traffic) else 0,
         slo=slo,
+        steady=isinstance(load, Traffic),
         usd_per_gpu_hour=price,
         record=record,
         watch=watch,

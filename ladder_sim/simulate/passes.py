@@ -254,18 +254,6 @@ class ForwardPass:
             seconds[kind] = seconds[kind] + count * (durations_s[like] + leads_s[lead])
         return seconds
 
-    @property
-    def kernels_s(self) -> Number:
-        """Seconds of all kernels one after the other on a cool GPU, or of their launches if the CPU is slower."""
-        stack, schedule = self.hardware.stack, self.schedule
-        seconds: Number = 0.0
-        number = 0
-        for (op, estimate), count in zip(self.priced, schedule.order.counts, strict=True):
-            if op.message is None:
-                seconds = seconds + count * (estimate.seconds - estimate.slowed_s + stack.kernel_gap_s)
-                number += count
-        return maximum(seconds, number * stack.eager_launch_s) if schedule.eager else seconds + stack.graph_launch_s
-
     def differs_from(self, other: "ForwardPass") -> dict[str, float]:
         """Return the seconds by which kinds of ops take longer alone than in another pass, where they differ."""
         own_s, other_s = self.seconds_alone, other.seconds_alone

@@ -284,6 +284,25 @@ def fabric_names(tier: str) -> tuple[str, ...]:
     return tuple(sorted({getattr(cluster(name), tier).fabric for name in cluster_names()}))
 
 
+@functools.lru_cache(maxsize=64)
+def usual_links(cluster_spec: ClusterSpec) -> ClusterSpec:
+    """Return a cluster whose links have the figures of the catalogue's, of the same GPUs if any have their fabrics.
+
+    Links of other fabrics stay as they are.
+    """
+    names = cluster_names()
+    shipped = [cluster(name) for name in ([cluster_spec.name] if cluster_spec.name in names else names)]
+    shipped.sort(key=lambda each: each.gpu.name != cluster_spec.gpu.name)
+    links = {}
+    for tier in ("intra", "inter", "host"):
+        link = getattr(cluster_spec, tier)
+        for usual in (getattr(each, tier) for each in shipped if getattr(each, tier).fabric == link.fabric):
+            figures = {name: getattr(usual, name) for name in ("bandwidth_Bps", "allreduce_floor_s", "hop_latency_s")}
+            links[tier] = dataclasses.replace(link, **figures)
+            break
+    return dataclasses.replace(cluster_spec, **links)
+
+
 def model_config(name_or_path: str) -> dict[str, Any]:
     """Return a model's config.json, which holds more than its spec: norms, rotary wavelengths, activation, sources."""
     name = model_id(name_or_path)

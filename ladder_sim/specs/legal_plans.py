@@ -10,6 +10,7 @@ from typing import Any
 from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.techniques import Techniques
 
 # fields of a plan: arguments of a scenario
 DEGREES = tuple(field.name for field in dataclasses.fields(Plan))
@@ -24,6 +25,12 @@ class Plans:
     legal: tuple[Plan, ...]
     unused: Mapping[str, str]
     """Degrees that were asked for and are in none of them, e.g. "ep 3", and why."""
+
+
+def without_plan(arguments: Mapping[str, Any], **more: Any) -> Scenario:
+    """Return a scenario whose plan does not matter, of the fewest ranks that its techniques split all-reduces among."""
+    splits = Techniques.of(arguments.get("technique", "none")).splitting
+    return Scenario(**arguments, **more, tp=2 if splits else 1)
 
 
 def legal_plans(base: Scenario, gpus: int, given: Mapping[str, Sequence[Any]]) -> Plans:

@@ -206,6 +206,12 @@ class StackSpec:
     """What quantising the input of a GEMM at run time takes beyond one small kernel, seconds."""
     quantize_element_bytes: Annotated[float, Limits(0, 1_000)] = 3.0
     """Memory traffic that quantising one element takes as long as, bytes: 2 read and 1 written, or more."""
+    # GEMMs of 1,088 and 4,096 tokens by a 32B model's weights on one H200, cuBLAS, 4 s of each, random operands: after
+    # the first second bf16 runs at 605 and 674 TFLOP/s, fp8 at 1,106 and 1,201, in the first 20 ms at 732 and 800,
+    # 1,334 and 1,454. The power limit (690 of 700 W) brings the clock to 1,350 to 1,485 MHz. Tables of GEMMs are cold
+    # runs. Taken over to other GPUs
+    sustained_rate: Annotated[float, Limits(0.01, 1)] = 0.83
+    """Share of their cold rate that GEMMs keep up over long prompts, limited by power; 1: no limit."""
     dispatch: Dispatch = "allgather"
     """How tokens of data-parallel attention reach their experts: NCCL's all-gather and reduce-scatter of all tokens,
     its all-to-all of each expert's, or a kernel."""

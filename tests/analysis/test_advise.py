@@ -340,3 +340,9 @@ def test_the_plan_that_a_server_measured_is_advised_as_it_is_predicted(dp: int) 
     assert tpots_s[dp, 32 * dp] == predicted.tpot_s == pytest.approx(0.009, rel=0.02)
     # one load tells less of others, none of which is left out
     assert len(tpots_s) == 6
+
+
+def test_plans_are_searched_with_a_technique_that_needs_two_ranks() -> None:
+    """Regression: "technique 'sequence-parallel' with tp 1", whatever --tp said."""
+    advice = advise(model="8b", **SERVED, technique="sequence-parallel", gpus=4, variants=["standard"])
+    assert {option.plan.tp for option in advice.options} == {2, 4}

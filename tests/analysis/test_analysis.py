@@ -267,6 +267,15 @@ def test_compare_leaves_out_where_the_scenario_cannot_run() -> None:
     assert shown.to_dict()["left_out"] == [reason]
 
 
+def test_compare_leaves_out_clusters_without_what_an_allreduce_needs() -> None:
+    """Regression: "h100-pcie: all-reduce 'nvls' needs an NVLink switch", exit 2, and no answer for the others."""
+    shown = compare(None, ["h100-sxm", "h100-pcie"], ["standard"], model="8b", tp=4, allreduce="nvls")
+    assert [each.name for each in shown] == ["h100-sxm"]
+    assert shown.left_out == ("h100-pcie: all-reduce 'nvls' needs an NVLink switch; h100-pcie has pcie5",)
+    with pytest.raises(UsageError, match="NVLink switch"):
+        compare(None, ["l40s-pcie", "h100-pcie"], ["standard"], model="8b", tp=4, allreduce="nvls")
+
+
 def test_where_speedups_are_equal_one_is_named() -> None:
     """Regression: "1.18x on h100-sxm to 1.18x on h100-sxm, overlapping"."""
     shown = compare(None, ["h100-sxm", "h100-p5"], ["standard", "ladder"], model="8b", tp=2)

@@ -8,7 +8,6 @@ import pytest
 
 from ladder_sim import Scenario
 from ladder_sim.costs.estimate import Estimate
-from ladder_sim.costs.hardware import SUSTAINED_RATE
 from ladder_sim.costs.kernels import MEASURED_FALL, KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile
@@ -232,13 +231,13 @@ def test_prompts_run_at_the_rate_that_a_gpu_keeps_up() -> None:
     for dtype in ("bf16", "fp8"):
         cold, half, hot = (gemm(duty, dtype) for duty in (0.0, 0.5, 1.0))
         assert half == pytest.approx((cold + hot) / 2)
-        assert hot == pytest.approx(cold / SUSTAINED_RATE)
+        assert hot == pytest.approx(cold / Scenario(**SERVING).stack.sustained_rate)
     assert gemm(1.0, prompts=0, batch=1) == gemm(0.0, prompts=0, batch=1)
     # whatever stack runs them
     fitted = Scenario(model="70b")
     one, other = (
         predict_one(fitted, profile=with_overheads(fitted, sustained_rate=share)).ttft_s
-        for share in (1.0, SUSTAINED_RATE)
+        for share in (1.0, fitted.stack.sustained_rate)
     )
     assert other > 1.02 * one
     assert predict_one(fitted).ttft_s == other

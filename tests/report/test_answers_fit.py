@@ -250,6 +250,12 @@ def test_an_error_names_the_gpu_that_no_run_had() -> None:
     assert ["none on MI300X 192GB" in answer for answer in answers] == [True, False]
 
 
+def test_links_that_no_run_had_are_named_with_their_engine_and_gpu() -> None:
+    """Regression: "Never measured: nvlink4-nvswitch" on an H200, whose fabric is the runs' own by name."""
+    answer = " ".join(" ".join(lines_of(predict(model="8b", cluster="h200-sxm"))).split())
+    assert "Never measured: gpt-fast over nvlink4-nvswitch of H200 SXM5 141GB." in answer
+
+
 def test_figures_by_hand_are_what_no_run_had() -> None:
     """The all-reduce was named, which all runs had."""
     eager = Scenario(model="70b", overrides={"stack.cuda_graphs": "off"})

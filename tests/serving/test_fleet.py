@@ -365,3 +365,12 @@ def test_what_is_served_and_a_capacity_agree() -> None:
     at = serve(SCENARIO, "ladder", rate=need.rate_limit, seeds=1, slo=SLO_BOUNDS, **LOAD)["ladder"]
     assert at.kept
     assert at.unsure
+
+
+def test_a_technique_that_needs_two_ranks_is_sized() -> None:
+    """Regression: "technique 'sequence-parallel' with tp 1", whatever --tp said."""
+    load: dict[str, Any] = {"rate": 2.0, "prompt": 128, "gen": 16, "requests": 60, "seeds": 1}
+    need = search_plans(
+        Scenario(model="8b", stack="vllm", technique="sequence-parallel"), tp=2, pp=1, slo={"ttft_p95_s": 1.0}, **load
+    )
+    assert need["standard"].plans == "TP 2"

@@ -34,9 +34,10 @@ def test_an_interval_is_what_seeds_and_slower_steps_do() -> None:
     service = Service.for_requests(SCENARIO, TRAFFIC)
     seeds = [Traffic(rate=60.0, seed=seed, **LOAD) for seed in range(3)]
     for name, each in answer.items():
-        values = [service.run(name, load).seconds("tpot", 95) for load in seeds]
+        values = [service.run(name, load, steady=True).seconds("tpot", 95) for load in seeds]
         ends = [
-            service.run(name, TRAFFIC, slower=math.exp(sign * each.widths.rate)).seconds("tpot", 95) for sign in (1, -1)
+            service.run(name, TRAFFIC, slower=math.exp(sign * each.widths.rate), steady=True).seconds("tpot", 95)
+            for sign in (1, -1)
         ]
         spread = further_seed(3) * float(np.std(np.log(values), ddof=1))
         high, low = (math.hypot(spread, math.log(end / values[0])) for end in ends)

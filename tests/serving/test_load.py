@@ -23,6 +23,7 @@ from ladder_sim.serving import (
     StepTimes,
     Traffic,
 )
+from ladder_sim.serving.intervals import under_load
 from ladder_sim.serving.replicas.simulation import _System
 from ladder_sim.serving.sizing.search import Search
 from tests.support.commands import run
@@ -445,3 +446,28 @@ def test_every_slo_counts() -> None:
     answer = run("serve", *FLAGS, "--rate", "1", "--slo", "ttft_p95=1us", "--slo", "tpot_p95=10s")
     assert "SLO TTFT p95 1 us, TPOT p95 10 s" in " ".join(answer.out.split())
     assert "TTFT p95 is" in answer.out.splitlines()[0]
+
+
+def test_a_steady_load_leaves_out_requests_while_the_server_fills_or_empties() -> None:
+    """Its rate is that at which requests come: with all of them the wait for the last answers lowers it."""
+    load = Traffic(rate=20.0, **LOAD)
+    every, steady = (
+        under_load(Service.for_requests(scenario(), load), load, "standard", seeds=1, steady=each)
+        for each in (False, True)
+    )
+    outcome = steady["standard"].outcome
+    arrival_s, last_s = map(outcome.answers.column, ("arrival_s", "last_s"))
+    mean_s, counted = (last_s - arrival_s).mean(), arrival_s[outcome.counted]
+    assert arrival_s[0] + mean_s <= counted[0]
+    assert counted[-1] < arrival_s[-1] - mean_s
+    came = len(counted) / (arrival_s[outcome.counted.stop] - counted[0])
+    assert outcome.fields()["requests_per_s"] == pytest.approx(came)
+    assert every["standard"].outcome.fields()["requests_per_s"] < came
+    assert f"without {len(arrival_s) - len(counted)} of {len(arrival_s)} requests" in steady.interval_note
+    assert "without" not in every.interval_note
+
+
+def test_of_a_short_load_every_request_counts() -> None:
+    load = Traffic(rate=20.0, **{**LOAD, "requests": 5})
+    outcome = outcomes(scenario(), load, ["standard"], steady=True)["standard"]
+    assert outcome.counted == slice(0, 5)

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from bisect import bisect_right
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from ladder_sim.serving.steps.grids import Grids
 from ladder_sim.serving.steps.mix import Mix
 from ladder_sim.serving.steps.rest import Rest
 from ladder_sim.serving.steps.step_model import Attention, Mixes, StepModel, rows_of
-from ladder_sim.serving.steps.times import Axis, Grid, cached, folder
+from ladder_sim.serving.steps.times import Polyline, Surface, cached, folder
 from tests.support.scenarios import with_overheads
 
 LIMITS = StepLimits(requests=256, tokens=8192, context=8192)
@@ -312,12 +313,13 @@ AXES = st.lists(st.integers(0, 1000), min_size=2, max_size=6, unique=True).map(s
 def test_no_value_lies_outside_those_next_to_it(axis: list[int], data: st.DataObject) -> None:
     values = data.draw(st.lists(st.integers(-9, 9), min_size=len(axis), max_size=len(axis)))
     at = data.draw(st.floats(-10, 1010))
-    line = Grid([Axis(np.array(axis, float))], np.array(values, float))
-    cell, _ = line.axes[0].place(at)
-    nearby = values[cell : cell + 2]
+    line = Polyline(np.array(axis, float), np.array(values, float))
+    cell = bisect_right(axis, at)
+    nearby = values[max(0, cell - 1) : cell + 1]
     assert min(nearby) - 1e-9 <= line.at(at) <= max(nearby) + 1e-9
     assert line.at(axis[0]) == values[0]
     assert line.at(axis[-1]) == values[-1]
     rows = np.array([values, np.array(values) + 2.0], float)
-    plane = Grid([Axis(np.array([1.0, 3.0])), *line.axes], rows)
+    plane = Surface(np.array([1.0, 3.0]), np.array(axis, float), rows)
     assert plane.at(2.0, at) == pytest.approx(line.at(at) + 1.0)
+    assert plane.at(9.0, at) == pytest.approx(line.at(at) + 2.0)

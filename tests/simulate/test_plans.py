@@ -105,12 +105,11 @@ def test_requests_in_flight(name: str) -> None:
     assert sum(standard.request.breakdown.limits_s.values()) == pytest.approx(standard.request_s, rel=1e-6)
 
 
-def test_one_expert_is_a_dense_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_expert_is_a_dense_model() -> None:
     """But for a router without a choice; without power limits, and floors of kernels, which are not as many."""
-    monkeypatch.setattr("ladder_sim.costs.hardware.SUSTAINED_RATE", 1.0)
     dense = catalog.model("8b")
     sparse = dataclasses.replace(dense, experts=1, experts_per_token=1, expert_intermediate=dense.intermediate)
-    floors = {"gpu.kernel": "1e-21 s"}
+    floors = {"gpu.kernel": "1e-21 s", "stack.sustained_rate": 1.0}
     for arguments in ({"batch": 1}, {"batch": 64}, {"batch": 8, "prompt": 2000}):
         one, other = (
             predict_one(

@@ -129,7 +129,7 @@ def outcomes(
     scenario: Scenario, requests: Iterable[Request], variants: str | Sequence[str] = SERVED_VARIANTS, **given: Any
 ) -> dict[str, Outcome]:
     """What becomes of requests, with steps as predicted; `given` are fields of a service, concurrency and promise."""
-    how = {name: given.pop(name) for name in ("concurrency", "slo") if name in given}
+    how = {name: given.pop(name) for name in ("concurrency", "slo", "steady") if name in given}
     service = Service.for_requests(scenario, requests, **given)
     return {name: service.run(name, requests, **how) for name in canonical_names(variants)}
 

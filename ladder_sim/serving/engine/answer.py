@@ -91,7 +91,7 @@ class Answers(Sequence[Answer]):
 
     def add(self, request: Request) -> Answer:
         """Return the answer of a request that has just come."""
-        number = len(self)
+        number = len(self._times) // len(_TIMES)
         self._times.extend((request.arrival_s, 0.0, 0.0))
         self._counts.extend((request.prompt, request.gen, 0, 0))
         if self._record:

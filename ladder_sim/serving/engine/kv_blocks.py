@@ -120,7 +120,8 @@ class KvBlocks:
         """Return the blocks that hold the beginning of a request; its last token must be computed in any case."""
         blocks: list[Held] = []
         request = answer.request
-        if not (answer.preemptions or (request.prefix and request.first_part in self._root.children)):
+        first = request.prefix and self._root.children.get((request.prefix_tokens, request.prefix[0]))
+        if not (answer.preemptions or first):
             return blocks
         for part, start, stop in self._parts(answer, 0, (answer.prompt - 1) // self.size):
             held = part.held_to(start, stop)
@@ -162,10 +163,11 @@ class KvBlocks:
         self.blank -= count
         while self.blank < 0:
             run = next(iter(self._queue))
-            taken = min(-self.blank, len(run))
-            run.stop -= taken
-            self.blank += taken
-            if not len(run):
+            self.blank += run.stop - run.start
+            if self.blank > 0:
+                run.stop = run.start + self.blank
+                self.blank = 0
+            else:
                 del self._queue[run]
                 if run.part:
                     run.part.forget(run)
@@ -178,10 +180,10 @@ class KvBlocks:
 
     def release(self, answer: Answer, tokens: int, *, answered: bool = False) -> None:
         """Stop using a request's blocks, the first of which hold `tokens` tokens of it."""
-        count = answer.blocks
+        count, request = answer.blocks, answer.request
         if self.reuse:
             # nobody else could use these before
-            start, stop = answer.request.shared_tokens // self.size, tokens // self.size
+            start, stop = request.shared_tokens // self.size if request.prefix else 0, tokens // self.size
             if not answered or answer.preemptions:
                 self._keep(answer, start, stop)
             elif stop > start:

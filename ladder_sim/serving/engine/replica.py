@@ -9,7 +9,6 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush
-from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -48,13 +47,12 @@ class Pace:
     def seconds(self, mix: Mix) -> float:
         """Return the seconds of a step; the call changes what the next step meets."""
         of_mix = self._times.of_mix
-        seconds = of_mix(mix, self._duty)
+        seconds, prompts = of_mix(mix, self._duty), 0.0
         if mix.prompts:
-            alone_s = of_mix(Mix(mix.decoding, mix.context, drafted=mix.drafted)) if mix.decoding else 0.0
+            alone_s = of_mix(Mix(mix.decoding, mix.context, 0, 0, 0, mix.drafted)) if mix.decoding else 0.0
             prompts = 1.0 - alone_s / seconds
-        else:
-            prompts = 0.0
-        seconds += self._drafting_s(mix, seconds)
+        if self._speculation is not None:
+            seconds += self._drafting_s(mix, seconds)
         self.passed(seconds, prompts)
         return seconds
 
@@ -189,9 +187,10 @@ class Replica(ABC):
         """Note that a step has just ended, and how long requests waited for its tokens."""
         for gap_s, count in gaps_s:
             self.gaps_s.add(count, gap_s)
-        self.load -= len(step.last)
-        for answer in step.last:
-            self.answered(answer)
+        if step.last:
+            self.load -= len(step.last)
+            for answer in step.last:
+                self.answered(answer)
         if self._record:
             self.steps.append(StepRun(start_s, seconds, step.mix, self.running, self.waiting, self.kv_share))
 
@@ -235,8 +234,6 @@ class SimulatedReplica(Replica):
         self._more = 0
         # of what runs; whether anything does; and what comes at its end
         self._start_s = self._end_s = 0.0
-        # until when blocks certainly hold what they held when it began
-        self._same_s = inf
         self._busy = False
         self._alarm: simpy.Event | None = None
 
@@ -246,6 +243,9 @@ class SimulatedReplica(Replica):
 
     @property
     def waiting(self) -> int:
+        # the first of steps that run may have ended, and others with it been decided on
+        if self.scheduler.waiting:
+            self._pass_until(self.env.now)
         return len(self.scheduler.waiting)
 
     @property
@@ -259,9 +259,13 @@ class SimulatedReplica(Replica):
             self._go_on(now_s)
 
     def cached(self, answer: Answer) -> int:
-        if self.env.now > self._same_s:
-            self._pass_until(self.env.now)
-        return sum(each.blocks for each in self.scheduler.blocks.cached(answer))
+        line, now_s = self._line, self.env.now
+        if line.steps:
+            # until then blocks certainly hold what they hold
+            same_s = self._start_s + line.until(min(self._more, self.scheduler.steps_to_evict()))
+            if now_s > same_s:
+                self._pass_until(now_s)
+        return sum([each.stop - each.start for each in self.scheduler.blocks.cached(answer)])
 
     def release(self, answer: Answer) -> None:
         """Stop holding the KV cache of a prompt that another replica has now."""
@@ -274,15 +278,17 @@ class SimulatedReplica(Replica):
 
     def _interrupt(self) -> None:
         """Let steps that have not been decided on be other than those before them."""
-        self.catch_up(self.env.now)
+        now_s = self.env.now
+        self.catch_up(now_s)
         if self._line.steps:
-            self._pass_until(self.env.now)
-            self._step, seconds = self._steps.pop(0), self._line.first_s
-            self._line = _NO_LINE
-            self._note(seconds, seconds * self.kv_share)
-            self._wake_at(self._start_s + seconds)
+            self._pass_until(now_s)
+            line, decided = self._line, len(self._steps)
+            self._more = 0
+            if line.steps > decided:
+                self._line = line = Line(line.first_s, line.more_s, decided)
+                self._wake_at(self._start_s + line.until(decided))
         elif not self._busy:
-            self._wake_at(self.env.now)
+            self._wake_at(now_s)
 
     def _wake_at(self, at_s: float) -> None:
         self._busy, self._end_s = True, at_s
@@ -303,8 +309,10 @@ class SimulatedReplica(Replica):
         while True:
             if self._line.steps:
                 self._pass(self._line.steps)
-            elif self._step:
-                self._complete(self._step)
+            elif step := self._step:
+                self._step = None
+                gaps_s = self.scheduler.complete(step, self._end_s)
+                self._ended(step, self._start_s, self._end_s - self._start_s, gaps_s)
             if not self._begin(self._end_s):
                 return
             # an answer that ended may have brought an event
@@ -323,9 +331,8 @@ class SimulatedReplica(Replica):
         if self._alike():
             self._more = self.scheduler.alike()
             line = self.times.line(steps[0].mix)
-            self._line = Line(line.first_s, line.more_s, min(line.steps, self._more + len(steps)))
-            self._end_s = now_s + self._line.until(self._line.steps)
-            self._same_s = now_s + self._line.until(min(self._more, self.scheduler.steps_to_evict()))
+            self._line = line = Line(line.first_s, line.more_s, min(line.steps, self._more + len(steps)))
+            self._end_s = now_s + line.until(line.steps)
         else:
             self._step = steps.pop(0)
             self._end_s = now_s + self._seconds(self._step.mix)
@@ -345,11 +352,6 @@ class SimulatedReplica(Replica):
                 return False
         return first.decoding == len(first.joined) or self.scheduler.decoded_s == self._start_s
 
-    def _complete(self, step: Step) -> None:
-        self._step = None
-        gaps_s = self.scheduler.complete(step, self._end_s)
-        self._ended(step, self._start_s, self._end_s - self._start_s, gaps_s)
-
     def _pass_until(self, now_s: float) -> None:
         """Complete steps that are alike, but the one that runs."""
         if self._line.steps:
@@ -359,44 +361,28 @@ class SimulatedReplica(Replica):
         """Complete some of the steps that are alike."""
         if not count:
             return
-        line, scheduler, first = self._line, self.scheduler, self._steps[0]
-        seconds, blocks = line.until(count), scheduler.blocks.count
+        if self._record and count > 1:
+            for _ in range(count):
+                self._pass(1)
+            return
+        line, steps, share, more = self._line, self._steps, self.kv_share, self._more
+        seconds, (first, *_) = line.until(count), steps
         if self._record:
-            self._keep(line, first, count)
+            waiting = len(self.scheduler.waiting)
+            self.steps.append(StepRun(self._start_s, seconds, first.mix, self.running, waiting, share))
         self.gaps_s.add(first.decoding, line.first_s, line.more_s, count)
-        # blocks that a step takes stay in use
-        kv_share_s = self.kv_share * seconds
-        many = min(count, self._more)
-        growth = scheduler.growth()
-        size = len(growth)
-        for number, grown in enumerate(growth[:many]):
-            if grown:
-                times = -(-(many - number) // size)
-                kv_share_s += grown / blocks * (times * seconds - line.sum_until(number + 1, size, times))
-        scheduler.advance(many)
-        self._steps = [step.after(many) for step in self._steps]
-        self._more -= many
-        for number in range(many, count):
-            self._steps.pop(0)
-            share = self.kv_share
+        if more:
+            many = min(count, more)
+            self.scheduler.advance(many)
+            self._steps, self._more = [step.after(many) for step in steps], more - many
+        if count > more:
+            del self._steps[: count - more]
             self._decide()
-            kv_share_s += (self.kv_share - share) * (seconds - line.until(number + 1))
-        self._note(seconds, kv_share_s)
+        # blocks that steps take stay in use, and are taken at an even pace
+        self._note(seconds, seconds * (share + 0.5 * (1.0 - 1.0 / count) * (self.kv_share - share)))
         self._start_s += seconds
-        scheduler.decoded_s = self._start_s
+        self.scheduler.decoded_s = self._start_s
         self._line = Line(line.first_s + count * line.more_s, line.more_s, line.steps - count)
-
-    def _keep(self, line: Line, first: Step, count: int) -> None:
-        """Record steps that are alike."""
-        growth, held = self.scheduler.growth(), self.kv_share
-        for number in range(count):
-            start_s, end_s = (line.until(each) for each in (number, number + 1))
-            self.steps.append(
-                StepRun(
-                    self._start_s + start_s, end_s - start_s, first.after(number).mix, self.running, self.waiting, held
-                )
-            )
-            held += growth[number % len(growth)] / self.scheduler.blocks.count
 
     def _note(self, seconds: float, kv_share_s: float) -> None:
         self.busy_s += seconds

@@ -128,7 +128,7 @@ class Scheduler:
         # those that came since the engine looked for new requests, and the steps since then; 0: it looks next
         self._unseen: list[Answer] = []
         self._unpolled = 0
-        self._rows = spec.rows
+        self._rows, self._mixed = spec.rows, spec.mixed_steps
         self._lookahead = spec.speculation.lookahead if spec.speculation else 0
         # all that run may decode in one step
         self._most = min(spec.step_requests, spec.step_tokens // self._rows)
@@ -173,27 +173,24 @@ class Scheduler:
 
     def schedule(self) -> Step | None:
         """Decide what the next step runs; None if nothing can run."""
-        while True:
-            preemptions, step = self.preemptions, self._schedule()
-            # the only one that could run may have had to start again
-            if step is not None or self.preemptions == preemptions:
-                return step
-
-    def _schedule(self) -> Step | None:
         if self._unseen and not (self._unpolled and self.running):
             self.waiting.extend(self._unseen)
             self._unseen, self._unpolled = [], 0
-        chunks: list[_Chunk] = []
-        if not self.spec.mixed_steps:
-            chunks = self._run_prompts(self.spec.step_tokens, self.preemptions)
+        chunks: Sequence[_Chunk] = ()
+        before = preemptions = self.preemptions
+        prompts = self._prompt is not None or self.waiting
+        if prompts and not self._mixed:
+            chunks = self._run_prompts(self.spec.step_tokens, preemptions)
             if chunks:
                 return self._step(chunks)
-        preemptions = self.preemptions
+            preemptions = self.preemptions
         self._grow()
-        if self.spec.mixed_steps and (self._prompt is not None or self.waiting):
+        if self._mixed and (prompts or self.waiting):
             chunks = self._run_prompts(self.spec.step_tokens - len(self._decoding) * self._rows, preemptions)
         self._settled = self.preemptions == preemptions
-        return self._step(chunks, decodes=True)
+        step = self._step(chunks, decodes=True)
+        # the only one that could run may have had to start again
+        return self.schedule() if step is None and self.preemptions != before else step
 
     def alike(self) -> int:
         """Return how many further steps are like the plain one that was decided on last, unless a request comes."""
@@ -220,15 +217,13 @@ class Scheduler:
         together = sum(self._growing)
         return self.blocks.blank // together * len(self._growing) if together else MAX_TOKENS
 
-    def growth(self) -> list[int]:
-        """Return the blocks that each of the next steps takes, if they are plain; after so many, this begins again."""
-        phase = self._tick % len(self._growing)
-        return self._growing[phase:] + self._growing[:phase]
-
     def advance(self, steps: int) -> None:
         """Decide on steps that are `alike`."""
-        rounds, rest = divmod(steps, len(self._growing))
-        self.blocks.take(rounds * sum(self._growing) + sum(self.growth()[:rest]))
+        phase = self._tick % len(self._growing)
+        # the blocks that each of the next steps takes; after so many, this begins again
+        growth = self._growing[phase:] + self._growing[:phase]
+        rounds, rest = divmod(steps, len(growth))
+        self.blocks.take((rounds * sum(growth) if rounds else 0) + sum(growth[:rest]))
         self._tick += steps
         self._grown = self._tick
         self._unpolled = (self._unpolled + steps) % self.spec.poll_steps
@@ -271,7 +266,8 @@ class Scheduler:
         prompt = self._prompt
         if prompt is not None and room > 0:
             tokens = min(prompt.prompt - prompt.computed, room)
-            if self._make_room(prompt, self._lacks(prompt, prompt.computed + tokens)):
+            lacks = self._lacks(prompt, prompt.computed + tokens)
+            if self.blocks.free >= lacks or self._make_room(prompt, lacks):
                 chunks.append(self._run(prompt, tokens))
                 room -= tokens
         goes_on = bool(chunks)
@@ -294,27 +290,29 @@ class Scheduler:
         """
         if len(self.running) >= self._most:
             return None
-        answer, blocks = self.waiting[0], self.blocks
-        cached = blocks.cached(answer)
+        answer, blocks, spec = self.waiting[0], self.blocks, self.spec
+        cached, prompt = blocks.cached(answer), answer.prompt
         # of a KV cache that has come, one token is left to run
-        held = sum(each.blocks for each in cached)
-        computed = max(held * self.spec.block_tokens, answer.received - 1)
-        if whole and answer.prompt - computed > room:
+        held = sum([each.stop - each.start for each in cached]) if cached else 0
+        computed = max(held * spec.block_tokens, answer.received - 1)
+        left = prompt - computed
+        if whole and left > room:
             return None
-        tokens, padding = min(answer.prompt - computed, room), 0
-        if self.spec.pads_prompts and answer.prompt - computed == 1 and not goes_on and (self._decoding or computed):
+        tokens, padding = min(left, room), 0
+        if left == 1 and spec.pads_prompts and not goes_on and (self._decoding or computed):
             padding = self._rows - 1
             if tokens + padding > room:
                 return None
-        to_come = answer.request.gen - answer.produced - 1 + self.spec.spare_tokens
-        kept = answer.prompt + math.ceil(self.spec.answer_share * to_come)
-        kept = max(kept, computed + tokens + padding + self._lookahead)
-        if blocks.needed(kept) - held + blocks.idle(cached) > blocks.free:
+        kept = max(prompt, computed + tokens + padding + self._lookahead)
+        if spec.answer_share:
+            to_come = answer.request.gen - answer.produced - 1 + spec.spare_tokens
+            kept = max(kept, prompt + math.ceil(spec.answer_share * to_come))
+        if blocks.needed(kept) - held + (blocks.idle(cached) if cached else 0) > blocks.free:
             return None
         self.waiting.popleft()
         blocks.share(cached)
         answer.named, answer.blocks, answer.computed = cached, held, computed
-        if self.spec.answer_share:
+        if spec.answer_share:
             self._take(answer, blocks.needed(kept) - held)
         if not answer.received:
             answer.reused += computed
@@ -324,10 +322,12 @@ class Scheduler:
     def _run(self, answer: Answer, tokens: int, padding: int = 0) -> "_Chunk":
         """Run tokens of a prompt, for which there is room."""
         before = answer.computed
-        answer.computed += tokens
-        self._take(answer, self._lacks(answer, answer.computed + padding))
-        self.blocks.publish(answer, 0 if answer.received else before, answer.computed)
-        self._prompt = answer if answer.computed < answer.prompt else None
+        answer.computed = computed = before + tokens
+        if lacks := self._lacks(answer, computed + padding):
+            self._take(answer, lacks)
+        if answer.request.prefix:
+            self.blocks.publish(answer, 0 if answer.received else before, computed)
+        self._prompt = answer if computed < answer.prompt else None
         return _Chunk(answer, tokens, before, padding)
 
     def _lacks(self, answer: Answer, tokens: int) -> int:
@@ -342,13 +342,16 @@ class Scheduler:
 
     def _grow(self) -> None:
         """Give a block to each that needs one; the last of those that run may have to start again for that."""
-        tick, phase = self._tick, self._tick % len(self._growing)
-        if self._full:
-            for answer in self._full.pop(tick, ()):
+        tick, blocks = self._tick, self.blocks
+        phase = tick % blocks.size
+        if tick in self._full:
+            for answer in self._full.pop(tick):
                 if answer.full == tick:
                     self._grows(answer)
-        if self._growing[phase] <= self.blocks.free and self._rows == 1:
-            self.blocks.take(self._growing[phase])
+        count = self._growing[phase]
+        if count <= blocks.free and self._rows == 1:
+            if count:
+                blocks.take(count)
         else:
             for answer in [each for each in self.running if each in self._decoding]:
                 # it may have had to start again meanwhile
@@ -473,37 +476,40 @@ class Scheduler:
 
     # steps
 
-    def _step(self, chunks: list["_Chunk"], *, decodes: bool = False) -> Step | None:
+    def _step(self, chunks: Sequence["_Chunk"], *, decodes: bool = False) -> Step | None:
         """Return the step that runs chunks of prompts and, if it `decodes`, all that decode."""
         first: list[Answer] = []
         last: list[Answer] = []
         joined: Sequence[Answer] = ()
-        decoding = len(self._decoding) if decodes else 0
-        mix = Mix(decoding, self._base + decoding * self._tick) if decoding else Mix()
+        left = joined
+        rows = decoding = len(self._decoding) if decodes else 0
+        context, drafted = self._base + decoding * self._tick if decoding else 0, 0
         if decodes:
             if drafts := self._rows - 1:
-                beyond = int(self._beyond[self._tick]) if self._tick < len(self._beyond) else 0
-                mix = mix._replace(context=mix.context + beyond, drafted=decoding * drafts)
+                context += int(self._beyond[self._tick]) if self._tick < len(self._beyond) else 0
+                drafted = decoding * drafts
                 decoding -= sum(answer in self._decoding for answer in self._surplus)
             if self._joining:
                 joined, self._joining = list(self._joining), {}
             if self._surplus or self._tick in self._ending:
                 last = self._ended()
             self._tick += 1
-        if chunks:
-            mix = mix.with_prompts((chunk.tokens, chunk.before) for chunk in chunks)
-            if padding := sum(chunk.padding for chunk in chunks):
-                mix = mix._replace(context=mix.context + padding, drafted=mix.drafted + padding)
-            for chunk in chunks:
-                if chunk.answer.computed == chunk.answer.prompt:
-                    first.append(chunk.answer)
-                    if not self._decode(chunk.answer, chunk.padding):
-                        last.append(chunk.answer)
-        elif not decoding and not mix.decoding:
+        if not (chunks or rows):
             return None
+        padded = 0
+        for answer, _, _, padding in chunks:
+            padded += padding
+            if answer.computed == answer.prompt:
+                first.append(answer)
+                if not self._decode(answer, padding):
+                    last.append(answer)
+        mix = Mix(rows, context + padded, 0, 0, 0, drafted + padded)
+        if chunks:
+            mix = mix.with_prompts([chunk[1:3] for chunk in chunks])
         self._unpolled = 0 if chunks else (self._unpolled + 1) % self.spec.poll_steps
-        left, self._left = self._left, []
-        return Step(mix, first, last, decoding, joined, left, not (chunks or last or left or mix.drafted))
+        if self._left:
+            left, self._left = self._left, []
+        return Step(mix, first, last, decoding, joined, left, not (chunks or last or left or drafted))
 
     def _ended(self) -> list[Answer]:
         """Return the answers that are complete with this tick."""

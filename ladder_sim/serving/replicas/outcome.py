@@ -37,6 +37,30 @@ class Outcome:
     """Requests that waited for admission when half of them had arrived, and when all had."""
     slo: SLO | None = None
     """To be kept."""
+    steady: bool = False
+    """Whether requests that meet a server which fills or empties are left out."""
+
+    @cached_property
+    def counted(self) -> slice:
+        """Requests that times and rates are over, by number.
+
+        A server fills for about as long as a mean request takes, and empties for as long. Requests that arrive then are
+        left out if the load is to be `steady`, but not if that were half of all.
+        """
+        arrival_s, last_s = map(self.answers.column, ("arrival_s", "last_s"))
+        mean_s = float((last_s - arrival_s).mean())
+        first, last = np.searchsorted(arrival_s, (arrival_s[0] + mean_s, arrival_s[-1] - mean_s)).tolist()
+        return slice(first, last) if self.steady and last - first > len(arrival_s) / 2 else slice(0, len(arrival_s))
+
+    def _column(self, name: str) -> Floats:
+        return self.answers.column(name)[self.counted]
+
+    @cached_property
+    def _counted_s(self) -> float:
+        """Seconds in which the counted requests arrive; if these are all, the whole duration."""
+        arrival_s, counted = self.answers.column("arrival_s"), self.counted
+        every = counted.stop == len(arrival_s)
+        return self.duration_s if every else float(arrival_s[counted.stop] - arrival_s[counted.start])
 
     @cached_property
     def duration_s(self) -> float:
@@ -47,7 +71,7 @@ class Outcome:
     def _seconds(self) -> dict[Metric, tuple[Floats, Floats | None]]:
         """Values, and how often each occurs; None: once."""
         columns = self._times_s
-        columns["tpot"] = columns["tpot"][self.answers.column("gen") > 1]
+        columns["tpot"] = columns["tpot"][self._column("gen") > 1]
         gaps = [replica.gaps_s.columns() for replica in self.replicas]
         gaps_s, counts = (np.concatenate(column) for column in zip(*gaps, strict=True))
         return {**{name: (values, None) for name, values in columns.items()}, "itl": (gaps_s, counts)}
@@ -55,7 +79,7 @@ class Outcome:
     @property
     def _times_s(self) -> dict[Metric, Floats]:
         """Times of each request; TPOT of one without further tokens is 0."""
-        arrival_s, first_s, last_s, gen = map(self.answers.column, ("arrival_s", "first_s", "last_s", "gen"))
+        arrival_s, first_s, last_s, gen = map(self._column, ("arrival_s", "first_s", "last_s", "gen"))
         tpot_s = (last_s - first_s) / np.maximum(1, gen - 1)
         return {"ttft": first_s - arrival_s, "tpot": tpot_s, "e2e": last_s - arrival_s}
 
@@ -125,8 +149,8 @@ class Outcome:
     @property
     def good_share(self) -> float:
         """Share of requests that keep every bound of the SLO on single requests."""
-        good = np.ones(len(self.answers), bool)
         times_s = self._times_s
+        good = np.ones_like(times_s["e2e"], bool)
         for bound in self._bounds:
             if bound.metric in times_s:
                 good &= times_s[bound.metric] <= bound.seconds
@@ -135,21 +159,26 @@ class Outcome:
     @property
     def goodput(self) -> float | None:
         """Requests per second that keep the bounds of the SLO; None without an SLO."""
-        return self.good_share * len(self.answers) / self.duration_s if self.slo else None
+        return self.good_share * self.requests_per_s if self.slo else None
+
+    @property
+    def requests_per_s(self) -> float:
+        """Requests answered per second."""
+        return len(self._column("gen")) / self._counted_s
 
     @property
     def in_flight(self) -> float:
         """Requests that wait or run, on average; by Little's law."""
-        return float(self._times_s["e2e"].sum()) / self.duration_s
+        return float(self._times_s["e2e"].sum()) / self._counted_s
 
     @property
     def tokens_per_s(self) -> float:
         """New tokens."""
-        return float(self.answers.column("gen").sum()) / self.duration_s
+        return float(self._column("gen").sum()) / self._counted_s
 
     def fields(self) -> dict[str, Any]:
         """Return the outcome's figures as fields of JSON and CSV."""
-        column = self.answers.column
+        column = self._column
         busy_s = sum(replica.busy_s for replica in self.replicas)
         return {
             "requests": len(self.answers),
@@ -160,12 +189,12 @@ class Outcome:
                 for metric in METRICS
                 for name, number in (("mean", 0), *((f"p{number}", number) for number in PERCENTILES))
             },
-            "requests_per_s": len(self.answers) / self.duration_s,
+            "requests_per_s": self.requests_per_s,
             "tokens_per_s": self.tokens_per_s,
             "tokens_per_s_per_gpu": self.tokens_per_s / self.gpus,
             "utilisation": busy_s / (len(self.replicas) * self.duration_s),
             "kv_occupancy": sum(replica.kv_share_s for replica in self.replicas) / busy_s,
-            "preemptions": int(column("preemptions").sum()),
+            "preemptions": int(self.answers.column("preemptions").sum()),
             "cached_prompt_share": min(1.0, float(column("reused").sum() / column("prompt").sum())),
             "stable": self.stable,
             "goodput": self.goodput,

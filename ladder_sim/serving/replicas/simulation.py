@@ -112,13 +112,19 @@ def _least_loaded() -> Choose:
     return lambda replicas, answer: min(replicas, key=lambda replica: replica.load)
 
 
+def _by_load(replicas: Sequence[Replica], least: Replica) -> Iterator[Replica]:
+    """Yield the replica with the fewest requests, mostly the only one that is looked at, and then the others."""
+    yield least
+    yield from sorted(replicas, key=_LOAD)[1:]
+
+
 def _prefix_aware() -> Choose:
     # replicas that were sent a prompt, by its first part; any replica may have a part that is not remembered
     sent = dict[Hashable, set[Replica]]()
 
     def choose(replicas: Sequence[Replica], answer: Answer) -> Replica:
-        by_load = sorted(replicas, key=_LOAD)
-        best, spec, request = by_load[0], by_load[0].spec, answer.request
+        best, request = min(replicas, key=_LOAD), answer.request
+        spec = best.spec
         if not (spec.prefix_cache and request.prefix):
             return best
         # what others may have left there
@@ -126,12 +132,14 @@ def _prefix_aware() -> Choose:
         part = request.first_part
         may_have = sent.setdefault(part, set()) if len(sent) < _MOST_PARTS else sent.get(part, set(replicas))
         most, limit = 0, best.load + MOST_MORE
-        for replica in by_load:
+        for replica in _by_load(replicas, best):
             # the others have more requests, and cannot have more of the prompt
-            if most == whole or replica.load > limit:
+            if replica.load > limit:
                 break
             if replica in may_have and (blocks := replica.cached(answer)) > most:
                 best, most = replica, blocks
+            if most == whole:
+                break
         may_have.add(best)
         return best
 
@@ -155,6 +163,7 @@ def simulate(
     router: Router = "round-robin",
     concurrency: int = 0,
     slo: SLO | None = None,
+    steady: bool = False,
     watch: Callable[[int], object] = lambda answered: None,
     record: bool = False,
 ) -> Outcome:
@@ -176,8 +185,8 @@ def simulate(
     concurrency
         Most requests in flight: the client holds others back, and each arrives when one is answered; 0: all arrive in
         time.
-    slo
-        Bounds on times of requests.
+    slo, steady
+        As in `Outcome`.
     watch
         Is given the number of requests answered so far.
     record
@@ -202,6 +211,7 @@ def simulate(
         serving=pool.replicas,
         queued=system.queued(),
         slo=slo,
+        steady=steady,
     )
 
 
@@ -221,6 +231,7 @@ class _System:
         record: bool,
     ) -> None:
         self.env, self.pool, self.prefill, self._watch = env, pool, prefill, watch
+        self._longest = min(pool.spec.room, pool.times.limits.context)
         decoding = [
             pool.replica(env, pool.times, pool.spec, self._answered, record=record) for _ in range(pool.replicas)
         ]
@@ -308,11 +319,11 @@ class _System:
 
     def _send(self, request: Request) -> None:
         context = request.prompt + request.gen
-        room, limit = self.pool.spec.room, self.pool.times.limits.context
-        if context > min(room, limit):
-            what = "the KV cache has room for" if room < limit else "times of steps are made for"
+        if context > self._longest:
+            limit = self.pool.times.limits.context
+            what = "the KV cache has room for" if self._longest < limit else "times of steps are made for"
             raise UsageError(
-                f"request {len(self.answers) + 1}: {context} tokens: {what} {min(room, limit)}",
+                f"request {len(self.answers) + 1}: {context} tokens: {what} {self._longest}",
                 hint="leave out longer requests, or use more GPUs",
             )
         answer = self.answers.add(request)

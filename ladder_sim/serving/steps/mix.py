@@ -86,13 +86,6 @@ class Line(NamedTuple):
         """Return the seconds of the first `steps` steps."""
         return steps * self.first_s + 0.5 * steps * (steps - 1) * self.more_s
 
-    def sum_until(self, first: int, step: int, count: int) -> float:
-        """Return the sum of `until` over `count` numbers of steps, from `first` on and `step` apart."""
-        pairs = count * (count - 1) / 2.0
-        numbers = count * first + step * pairs
-        squares = count * first * first + 2.0 * first * step * pairs + step * step * pairs * (2.0 * count - 1.0) / 3.0
-        return numbers * self.first_s + 0.5 * (squares - numbers) * self.more_s
-
     def within(self, seconds: float) -> int:
         """Return how many steps end before that."""
         steps = int(seconds / self.first_s)

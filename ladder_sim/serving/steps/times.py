@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ladder_sim.costs.fingerprint import fingerprint
 from ladder_sim.costs.hardware import host_step_s
@@ -35,7 +34,7 @@ from ladder_sim.des.shared import Floats
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.techniques import DECODE_TOKENS, PROMPT_TOKENS
 from ladder_sim.prediction import resolve_profile
-from ladder_sim.serving.steps.grids import DUTIES, KINDS, PARTS, Grids
+from ladder_sim.serving.steps.grids import KINDS, PARTS, Grids
 from ladder_sim.serving.steps.mix import Line, Mix, StepLimits
 from ladder_sim.serving.steps.rest import Rest
 from ladder_sim.specs.scenario import Scenario
@@ -46,74 +45,6 @@ from ladder_sim.wirings.names import canonical_names, parse
 _LARGER = "for larger steps, give StepTimes.of other limits, e.g. limits=StepLimits(1024, 8192, 131072)"
 # tokens of the longest request that times are made for by default; fewer where the model takes fewer
 CONTEXT = 16384
-
-
-class Axis:
-    """Grid values of one coordinate: at least two, increasing.
-
-    Single points are looked up in a few microseconds: numpy takes as long for one as for a thousand.
-    """
-
-    __slots__ = ("last", "values")
-
-    def __init__(self, values: Floats) -> None:
-        self.values: Sequence[float] = values.tolist()
-
-        # the highest cell
-        self.last = len(self.values) - 2
-
-    def place(self, value: float) -> tuple[int, float]:
-        """Return the cell of a value, and how far it is on the way to the cell's upper end."""
-        values = self.values
-        cell = bisect_right(values, value) - 1
-        if cell < 0:
-            return 0, 0.0
-        if cell > self.last:
-            return self.last, 1.0
-        low = values[cell]
-        return cell, (value - low) / (values[cell + 1] - low)
-
-
-class Grid:
-    """Values at the points of some axes: linear between neighbours, constant beyond the ends."""
-
-    __slots__ = ("axes", "values")
-
-    def __init__(self, axes: Sequence[Axis], values: NDArray[Any]) -> None:
-        self.axes, self.values = axes, values.tolist()
-
-    def at(self, *coordinates: float) -> float:
-        """Return the value at a point; its coordinates are in the order of the axes."""
-        value: float = _linear(self.values, [axis.place(at) for axis, at in zip(self.axes, coordinates, strict=True)])
-        return value
-
-    def corners(self, *coordinates: float) -> list[tuple[Any, float]]:
-        """Return the values between which the value at a point lies, and the weight of each."""
-        corners = [(self.values, 1.0)]
-        for axis, coordinate in zip(self.axes, coordinates, strict=True):
-            cell, up = axis.place(coordinate)
-            if up in (0.0, 1.0):
-                cell += int(up)
-                corners = [(values[cell], weight) for values, weight in corners]
-            else:
-                low = 1.0 - up
-                corners = [
-                    corner
-                    for values, weight in corners
-                    for corner in ((values[cell], weight * low), (values[cell + 1], weight * up))
-                ]
-        return corners
-
-
-def _linear(values: Sequence[Any], places: Sequence[tuple[int, float]], depth: int = 0) -> Any:
-    """Return the value between nested ones; `places` are the cells of the axes from `depth` on."""
-    cell, up = places[depth]
-    depth += 1
-    if depth == len(places):
-        low = values[cell]
-        return low + up * (values[cell + 1] - low) if up else low
-    low = _linear(values[cell], places, depth)
-    return low + up * (_linear(values[cell + 1], places, depth) - low) if up else low
 
 
 class StepTimes:
@@ -153,17 +84,14 @@ class StepTimes:
     ) -> None:
         self.limits, self.host_request_s, self.host_step_s = limits, host_request_s, host_step_s
         self._factor = 1.0
-        requests, contexts, lengths = Axis(grids.requests), Axis(grids.contexts), Axis(grids.lengths)
-        self._decode = [(np.array(requests.values), decode_s) for decode_s in grids.decode_s]
-        self._contexts = np.array(contexts.values)
-        self._split_from = split_from
-        self._prompt = Grid([Axis(grids.shares), requests, lengths], grids.prompt_s)
+        self._grids, self._split_from = grids, split_from
         self._head = Polyline(grids.rows, grids.head_s)
         self._decode_rest, self._mixed_rest = _RestTimes(grids.decode), _RestTimes(grids.mixed)
 
-        # made once: attention of so many requests that decode, and steps of these
-        self._attention: dict[tuple[int, int], Polyline] = {}
+        # made once: attention of so many requests that decode, steps of these, and attention of so many prompts
+        self._attention: dict[tuple[int, bool], Polyline] = {}
         self._decoding: dict[tuple[int, int], Polyline] = {}
+        self._prompts: dict[int, Surface] = {}
 
     @classmethod
     def of(
@@ -257,28 +185,27 @@ class StepTimes:
         >>> f"{1e3 * short:.1f} ms, after 8192 tokens {1e3 * long:.1f} ms"
         '12.1 ms, after 8192 tokens 14.9 ms'
         """
-        contexts = list(decode)
+        contexts, limits = list(decode), self.limits
         try:
-            chunks = [(new, before) for new, before in prefill]
+            chunks = list(prefill)
+            new, before = zip(*chunks, strict=True) if chunks else ((), ())
         except (TypeError, ValueError):
             raise UsageError(
                 "prefill: each chunk must be two numbers",
                 hint="its new tokens and those before it, e.g. prefill=[(512, 0)]",
             ) from None
-        for name, tokens, least in (
-            ("decode", contexts, 1),
-            ("prefill, new tokens", [new for new, _ in chunks], 1),
-            ("prefill, tokens before", [before for _, before in chunks], 0),
-            ("prefill, new tokens and those before", [sum(chunk) for chunk in chunks], 1),
-        ):
-            _check_tokens(name, tokens, least, self.limits.context)
-        mix = Mix.of(contexts, chunks)
-        for number, limit, what in (
-            (mix.decoding + mix.prompts, self.limits.requests, "requests"),
-            (mix.tokens, max(self.limits.tokens, self.limits.requests), "tokens"),
-        ):
-            if not 1 <= number <= limit:
-                raise UsageError(f"a step of {number} {what}: must be 1 to {limit}", hint=_LARGER)
+        mix = Mix(len(contexts), _sum_of("decode", contexts, 1, limits.context))
+        requests = tokens = len(contexts)
+        if chunks:
+            requests, tokens = requests + len(chunks), tokens + _sum_of("prefill, new tokens", new, 1, limits.context)
+            _sum_of("prefill, tokens before", before, 0, limits.context)
+            _sum_of("prefill, new tokens and those before", [*map(sum, chunks)], 1, limits.context)
+            mix = mix.with_prompts(chunks)
+        if not 1 <= requests <= limits.requests:
+            raise UsageError(f"a step of {requests} requests: must be 1 to {limits.requests}", hint=_LARGER)
+        if tokens > limits.tokens and tokens > limits.requests:
+            most = max(limits.tokens, limits.requests)
+            raise UsageError(f"a step of {tokens} tokens: must be 1 to {most}", hint=_LARGER)
         if not 0.0 <= duty <= 1.0:
             raise UsageError(f"duty {duty}: must be 0 to 1", hint="the share of the time that prompts take")
         return self.of_mix(mix, duty)
@@ -303,16 +230,19 @@ class StepTimes:
         """
         decoding, context, prompts, chunk, pairs, drafted = mix
         if not prompts:
-            return self._factor * self._steps(decoding, drafted).at(context / decoding)
+            steps = self._decoding.get((decoding, drafted)) or self._steps(decoding, drafted)
+            return self._factor * steps.at(context / decoding)
         # each row has logits
         rows = decoding + drafted
         tokens = rows + chunk
         decode_s = 0.0
         if decoding:
-            decode_s = self._attention_of(decoding, int(tokens >= self._split_from[1])).at(context / decoding)
+            key = decoding, tokens >= self._split_from[1]
+            decode_s = (self._attention.get(key) or self._attention_of(*key)).at(context / decoding)
         length = pairs / chunk
-        attention_s = decode_s + self._prompt.at(chunk / prompts / length, prompts, length)
-        rest_s = self._mixed_rest.at(tokens, attention_s, _KINDS.corners(duty, decode_s / attention_s))
+        surface = self._prompts.get(prompts) or self._prompts_of(prompts)
+        attention_s = decode_s + surface.at(chunk / prompts / length, length)
+        rest_s = self._mixed_rest.at(tokens, attention_s, duty, decode_s / attention_s)
         host_s = self.host_step_s + self.host_request_s * decoding
         return self._factor * (attention_s + rest_s + self._head.at(rows + prompts) + host_s)
 
@@ -321,26 +251,31 @@ class StepTimes:
         first_s, more_s, steps = self._steps(mix.decoding, mix.drafted).line(mix.context / mix.decoding)
         return Line(self._factor * first_s, self._factor * more_s, steps)
 
-    def _attention_of(self, decoding: int, which: int) -> "Polyline":
+    def _attention_of(self, decoding: int, in_parts: bool) -> "Polyline":
         """Return the seconds of attention of requests that decode, by the tokens that each of them reads."""
-        key = decoding, which
+        key = decoding, in_parts
         if key not in self._attention:
-            requests, decode_s = self._decode[which]
-            at = np.interp(decoding, requests, np.arange(len(requests), dtype=np.float64))
-            low = min(int(at), len(requests) - 2)
-            seconds = decode_s[low] + (at - low) * (decode_s[low + 1] - decode_s[low])
-            self._attention[key] = Polyline(self._contexts, seconds)
+            seconds = _between(self._grids.requests, self._grids.decode_s[int(in_parts)], decoding)
+            self._attention[key] = Polyline(self._grids.contexts, seconds)
         return self._attention[key]
+
+    def _prompts_of(self, prompts: int) -> "Surface":
+        """Return the seconds of attention of so many prompts, by the share that a chunk has, and its length."""
+        by_requests = np.moveaxis(self._grids.prompt_s, 1, 0)
+        seconds = _between(self._grids.requests, by_requests, prompts)
+        self._prompts[prompts] = Surface(self._grids.shares, self._grids.lengths, seconds)
+        return self._prompts[prompts]
 
     def _steps(self, decoding: int, drafted: int) -> "Polyline":
         """Return the seconds of steps that decode so many requests, by the tokens that each of them reads."""
         key = decoding, drafted
         if key not in self._decoding:
             rows = decoding + drafted
-            attention = self._attention_of(decoding, int(rows >= self._split_from[0]))
-            points = attention.refined(self._decode_rest.nodes(rows))
-            attention_s = np.interp(points, attention.points, attention.values)
-            rest_s = np.array([self._decode_rest.at(rows, each_s, _DECODES) for each_s in attention_s.tolist()])
+            attention = self._attention_of(decoding, rows >= self._split_from[0])
+            rests = self._decode_rest.around(rows)
+            points = attention.refined(np.unique(np.concatenate([rest.attention_s for _, rest in rests])))
+            attention_s = np.interp(points, attention.points, attention.values[1:])
+            rest_s = sum(weight * np.interp(attention_s, rest.attention_s, rest.rests_s[0]) for weight, rest in rests)
             others_s = self._head.at(rows) + self.host_step_s + self.host_request_s * decoding
             self._decoding[key] = Polyline(points, attention_s + rest_s + others_s)
         return self._decoding[key]
@@ -349,37 +284,31 @@ class StepTimes:
 class Polyline:
     """Values at increasing points: linear between neighbours, constant beyond the ends."""
 
-    __slots__ = ("points", "values")
+    __slots__ = ("points", "slopes", "values")
 
     def __init__(self, points: Floats, values: Floats) -> None:
-        self.points, self.values = (array("d", np.asarray(each, np.float64).tobytes()) for each in (points, values))
+        # of the cell that ends with each point: the value at its beginning, and the slope; the last has no end
+        self.points, self.values, self.slopes = (
+            array("d", np.asarray(each, np.float64).tobytes())
+            for each in (points, [values[0], *values], [0.0, *(np.diff(values) / np.diff(points)), 0.0])
+        )
 
     def line(self, at: float) -> tuple[float, float, int]:
         """Return the value at a point, the slope there, and how many points, one apart, have that slope to them."""
-        points, values = self.points, self.values
-        cell = bisect_right(points, at) - 1
-        if cell < 0:
-            return values[0], 0.0, 1
-        if cell > len(points) - 2:
-            return values[-1], 0.0, _MANY
-        low, high = points[cell], points[cell + 1]
-        slope = (values[cell + 1] - values[cell]) / (high - low)
-        return values[cell] + (at - low) * slope, slope, int(high - at) + 1
+        cell, points = bisect_right(self.points, at), self.points
+        if not 0 < cell < len(points):
+            return self.values[cell], 0.0, _MANY if cell else 1
+        slope = self.slopes[cell]
+        return self.values[cell] + (at - points[cell - 1]) * slope, slope, int(points[cell] - at) + 1
 
     def at(self, at: float) -> float:
         """Return the value at a point."""
-        points, values = self.points, self.values
-        cell = bisect_right(points, at) - 1
-        if cell < 0:
-            return values[0]
-        if cell > len(points) - 2:
-            return values[-1]
-        low, low_s = points[cell], values[cell]
-        return low_s + (at - low) * ((values[cell + 1] - low_s) / (points[cell + 1] - low))
+        cell = bisect_right(self.points, at)
+        return self.values[cell] + (at - self.points[cell - 1]) * self.slopes[cell]
 
     def refined(self, levels: Floats) -> Floats:
         """Return the points, and those at which the value is one of some levels."""
-        points, values = np.array(self.points), np.array(self.values)
+        points, values = np.array(self.points), np.array(self.values)[1:]
         low, high = values[:-1, None], values[1:, None]
         cells, which = np.nonzero((levels - low) * (levels - high) < 0.0)
         up = (levels[which] - values[cells]) / (values[cells + 1] - values[cells])
@@ -388,9 +317,48 @@ class Polyline:
 
 # of steps that take equally long
 _MANY = 1 << 30
-# steps that decode are of one kind
-_DECODES = [(0, 1.0)]
-_KINDS = Grid([Axis(np.array(nodes)) for nodes in (DUTIES, PARTS)], KINDS)
+
+
+class Surface:
+    """Values at the points of two axes: linear between neighbours, constant beyond the ends."""
+
+    __slots__ = ("_columns", "_rows", "_slopes", "_values")
+
+    def __init__(self, rows: Floats, columns: Floats, values: Floats) -> None:
+        self._rows: list[float] = rows.tolist()
+        self._columns: list[float] = columns.tolist()
+        # of each row, as those of a `Polyline`
+        slopes = np.pad(np.diff(values) / np.diff(columns), ((0, 0), (1, 1)))
+        self._values, self._slopes = (
+            array("d", each.tobytes()) for each in (np.hstack([values[:, :1], values]), slopes)
+        )
+
+    def at(self, row: float, column: float) -> float:
+        """Return the value at a point."""
+        rows, columns, values, slopes = self._rows, self._columns, self._values, self._slopes
+        number, place = bisect_right(rows, row, 1, len(rows) - 1), bisect_right(columns, column)
+        start, more = rows[number - 1], column - columns[place - 1]
+        up = (row - start) / (rows[number] - start)
+        if not 0.0 <= up <= 1.0:
+            up = float(up > 0.0)
+        width = len(columns) + 1
+        place += (number - 1) * width
+        low = values[place] + more * slopes[place]
+        place += width
+        return low + up * (values[place] + more * slopes[place] - low)
+
+
+def _neighbours(axis: Floats, at: float) -> list[tuple[int, float]]:
+    """Return the points of an axis around a value, each with its weight: one if it is a point, or beyond the ends."""
+    place = float(np.interp(at, axis, np.arange(len(axis), dtype=np.float64)))
+    low, up = int(place), place % 1.0
+    return [(low, 1.0 - up), (low + 1, up)] if up else [(low, 1.0)]
+
+
+def _between(axis: Floats, values: Floats, at: float) -> Floats:
+    """Return values between those at the points of an axis, their first one."""
+    between: Floats = np.sum([weight * values[number] for number, weight in _neighbours(axis, at)], axis=0)
+    return between
 
 
 class _RestTimes:
@@ -398,42 +366,75 @@ class _RestTimes:
 
     def __init__(self, rest: Rest) -> None:
         lines = rest.lines()
-        self.tokens = Axis(np.array(list(lines)))
-        self._lines = [(Axis(line.attention_s), line.rests_s.T.tolist()) for line in lines.values()]
+        self._tokens, self._lines = np.array(list(lines)), list(lines.values())
+        # made once: of each line its points and `_cells`, and of so many tokens the weights of lines, and the same
+        self._cells: dict[int, tuple[list[float], list[Any]]] = {}
+        self._places: dict[int, list[tuple[float, list[float], list[Any]]]] = {}
 
-    def nodes(self, tokens: float) -> Floats:
-        """Return the seconds of attention at which steps with so many tokens may bend."""
-        cell, up = self.tokens.place(tokens)
-        axes = [self._lines[line][0].values for line in ((cell, cell + 1) if up else (cell,))]
-        return np.unique(np.concatenate(axes))
+    def around(self, tokens: float) -> list[tuple[float, Rest]]:
+        """Return the lines around a number of tokens, each with its weight."""
+        return [(weight, self._lines[number]) for number, weight in _neighbours(self._tokens, tokens)]
 
-    def at(self, tokens: float, attention_s: float, kinds: Sequence[tuple[int, float]]) -> float:
-        """Return the weighted seconds of steps of some kinds, with their tokens and the seconds of attention."""
-        cell, up = self.tokens.place(tokens)
-        low_s = self._on(cell, attention_s, kinds)
-        return low_s + up * (self._on(cell + 1, attention_s, kinds) - low_s) if up else low_s
-
-    def _on(self, line: int, attention_s: float, kinds: Sequence[tuple[int, float]]) -> float:
-        axis, points = self._lines[line]
-        cell, up = axis.place(attention_s)
-        low, high, down = points[cell], points[cell + 1], 1.0 - up
+    def at(self, tokens: int, attention_s: float, duty: float, part: float) -> float:
+        """Return the seconds of a step with prompts, of whose attention requests that decode have a part."""
+        place = part * _CELLS
+        number = int(place) if part < 1.0 else _CELLS - 1
+        over, pause = place - number, 1.0 - duty
+        idle, idle_part, busy, busy_part = pause * (1.0 - over), pause * over, duty * (1.0 - over), duty * over
         rest_s = 0.0
-        for kind, weight in kinds:
-            rest_s += weight * (down * low[kind] + up * high[kind])
+        for weight, axis, cells in self._places.get(tokens) or self._place(tokens):
+            start_s, a, b, c, d, a_more, b_more, c_more, d_more = cells[number][bisect_right(axis, attention_s)]
+            more_s = attention_s - start_s
+            rest_s += weight * (
+                idle * (a + more_s * a_more)
+                + idle_part * (b + more_s * b_more)
+                + busy * (c + more_s * c_more)
+                + busy_part * (d + more_s * d_more)
+            )
         return rest_s
 
+    def _place(self, tokens: int) -> list[tuple[float, list[float], list[Any]]]:
+        around = _neighbours(self._tokens, tokens)
+        for number, _ in around:
+            if number not in self._cells:
+                self._cells[number] = self._lines[number].attention_s.tolist(), _cells(self._lines[number])
+        self._places[tokens] = [(weight, *self._cells[number]) for number, weight in around]
+        return self._places[tokens]
 
-def _check_tokens(name: str, tokens: Sequence[int], least: int, most: int) -> None:
-    if not tokens:
-        return
-    # of each type once: a step has hundreds of requests
-    for of_type in set(map(type, tokens)):
-        if not issubclass(of_type, Integral):
-            number = next(each for each in reversed(tokens) if type(each) is of_type)
-            raise UsageError(f"{name}: {number!r}: must be a whole number", hint="tokens of each request")
-    for number in (min(tokens), max(tokens)):
-        if not least <= number <= most:
-            raise UsageError(f"{name}: {number}: must be {least} to {most}", hint=_LARGER)
+
+# intervals between `PARTS`, which are equally long
+_CELLS = len(PARTS) - 1
+
+
+def _cells(line: Rest) -> list[Any]:
+    """Return the cells of a line for each interval of `PARTS`: before, between and beyond its points.
+
+    Of a cell: seconds of attention at its beginning, those of the rest there without and with prompts at all times, at
+    both ends of the interval, and by how much each of the four grows with a second of attention.
+    """
+    attention_s, rests_s = line.attention_s, line.rests_s
+    slopes = np.pad(np.diff(rests_s) / np.diff(attention_s), ((0, 0), (1, 1)))
+    first = np.concatenate([[0], np.arange(len(attention_s))])
+    rows = [KINDS[:, number : number + 2].ravel() for number in range(_CELLS)]
+    return [np.vstack([attention_s[first], rests_s[row][:, first], slopes[row]]).T.tolist() for row in rows]
+
+
+def _sum_of(name: str, tokens: Sequence[Any], least: int, most: int) -> int:
+    """Return the sum of whole numbers of tokens, each from `least` to `most`."""
+    try:
+        total: Any = sum(tokens)
+    except TypeError:
+        total = None
+    # with anything else the sum is no int
+    if type(total) is not int:
+        for number in reversed(tokens):
+            if not isinstance(number, Integral):
+                raise UsageError(f"{name}: {number!r}: must be a whole number", hint="tokens of each request")
+    if tokens and not (least <= min(tokens) and max(tokens) <= most):
+        number = next(each for each in tokens if not least <= each <= most)
+        raise UsageError(f"{name}: {number}: must be {least} to {most}", hint=_LARGER)
+    whole: int = total
+    return whole
 
 
 # the oldest files beyond so many are deleted: half a gigabyte
