@@ -8,6 +8,7 @@ on the machine and on its load, so a figure that misses its target is marked and
 
 import argparse
 import dataclasses
+import json
 import os
 import platform
 import resource
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
-from benchmarks.pages import table
+from benchmarks.pages import DOCS, table
 
 COLD_RUNS, WARM_RUNS, SWEEP_RUNS = 7, 41, 3
 # kinds of hardware in one batch
@@ -114,7 +115,7 @@ def main() -> int:
     # a child's peak memory counts from what its parent had at the fork, so this process imports the package last
     figures = [*cold(), *starts()]
     sweeps = [] if options.no_sweeps else [*swept()]
-    figures += [*warm(), *own_graphs(), *ratios(), *batches(), *passes(), *served(), *queried()]
+    figures += [*warm(), *estimates(), *sized(), *own_graphs(), *ratios(), *batches(), *passes(), *served(), *queried()]
     tables = [table(("what", "measured", "target", ""), (row.cells() for row in rows)) for rows in (figures, sweeps)]
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores, {platform.machine()}, {time.strftime('%F')}\n")
     print("\n".join(tables))
@@ -242,13 +243,58 @@ def warm() -> Iterator[Figure]:
         *(
             (
                 f"predict() of 64 requests in flight, 70b on 8 GPUs, {stack}",
-                5,
+                3,
                 predicting(model="70b", stack=stack, concurrency=64),
             )
             for stack in ("vllm", "trtllm", "sglang")
         ),
     ):
         yield Figure(name, *medians_ms(call), "ms", target)
+
+
+def estimates() -> Iterator[Figure]:
+    """CPU time of predictions and comparisons in loops over the number of requests, which no run asks for twice."""
+    from ladder_sim import Scenario, predict, versus
+
+    configs = json.loads((DOCS.parent / "tests" / "data" / "decoder_configs.json").read_text("utf-8"))
+    with tempfile.TemporaryDirectory() as folder:
+        qwen = Path(folder, "config.json")
+        qwen.write_text(json.dumps(configs["qwen3_5_moe"]["config"]), "utf-8")
+        many: Any = {"model": str(qwen), "cluster": "h200-sxm"}
+        for name, target, call in (
+            ("one wiring, 70b", 1.5, lambda number: predict(None, ["ladder"], model="70b", batch=1 + number)),
+            ("four variants of Qwen3.5-397B", 7, lambda number: predict(**many, batch=1 + number)),
+            (
+                "four variants of 70b, so many requests in flight, vllm",
+                3,
+                lambda number: predict(model="70b", stack="vllm", concurrency=32 + number),
+            ),
+            ("versus() of 70b", 150, lambda number: versus(model="70b", batch=1 + number)),
+            ("versus() of 405b on two nodes", 150, lambda number: versus(model="405b", nodes=2, batch=1 + number)),
+            (
+                "versus() of 70b, so many requests in flight, vllm",
+                150,
+                lambda number: versus(Scenario(model="70b", stack="vllm", concurrency=32 + number)),
+            ),
+        ):
+            runs = COLD_RUNS if name.startswith("versus") else WARM_RUNS
+            yield Figure(f"CPU time, warm, another load each time: {name}", 1e3 * _cpu_s(call, runs), "ms", target)
+
+
+def sized() -> Iterator[Figure]:
+    """CPU time of `capacity` on 16 GPUs, and until it says what predictions alone say; each model once."""
+    from ladder_sim import capacity
+
+    slo = "ttft_p95=2s,tpot_p95=50ms"
+    for model, cluster in (("deepseek-v3", "h200-sxm"), ("405b", "h100-sxm"), ("70b", "h100-sxm")):
+        begin_s, said_s = time.process_time(), [0.0]
+
+        def say(text: str, said_s: list[float] = said_s) -> None:
+            said_s[0] = time.process_time()
+
+        capacity(model=model, cluster=cluster, nodes=2, stack="vllm", rate=10.0, slo=slo, say=say)
+        yield Figure(f"CPU time of capacity() of {model}, 16 GPUs", time.process_time() - begin_s, "s", 20)
+        yield Figure("of these until its first answer", said_s[0] - begin_s, "s", 2)
 
 
 def own_graphs() -> Iterator[Figure]:
@@ -356,16 +402,16 @@ def served() -> Iterator[Figure]:
     for rate, minimum in ((1.0, None), (4.0, None), (10.0, 10_000), (40.0, None)):
         load = Traffic(rate=rate, prompt=Lengths.parse("1024"), gen=Lengths.parse("256"), requests=1000)
         service = Service.for_requests(Scenario(model="70b", tp=8, stack="vllm"), load)
-        spent_s = _cpu_s(lambda: service.run("standard", load))  # noqa: B023
+        spent_s = _cpu_s(lambda _: service.run("standard", load))  # noqa: B023
         yield Figure(f"requests served in a CPU second, 70B TP 8, {rate:g} requests/s", 1000 / spent_s, "/s", minimum)
 
 
-def _cpu_s(call: Callable[[], object]) -> float:
-    """Return the median CPU seconds of a call; the first run is left out."""
+def _cpu_s(call: Callable[[int], object], runs: int = COLD_RUNS) -> float:
+    """Return the median CPU seconds of a call, which gets the number of its run; the first run is left out."""
     spent_s = []
-    for _ in range(COLD_RUNS + 1):
+    for number in range(runs + 1):
         begin_s = time.process_time()
-        call()
+        call(number)
         spent_s.append(time.process_time() - begin_s)
     return statistics.median(spent_s[1:])
 
@@ -382,7 +428,7 @@ def queried() -> Iterator[Figure]:
         ("StepTimes.of_mix, with two chunks of prompts", lambda: times.of_mix(mixed)),
         ("StepTimes.seconds, 64 requests decode", lambda: times.seconds(decode=[1024] * 64)),
     ):
-        spent_s = _cpu_s(lambda: [call() for _ in range(10_000)])  # noqa: B023
+        spent_s = _cpu_s(lambda _: [call() for _ in range(10_000)])  # noqa: B023
         yield Figure(name, 100 * spent_s, "us", 5.0)
 
 

@@ -456,7 +456,12 @@ def versus(
         ]
     named = [name for name in names if variants is not None and name in wirings]
     named += [" + ".join(changes) for changes in predictions if techniques is not None and changes]
-    shown = options if techniques is not None else [each for each in options if _adds(each, options, own)]
+    of_wiring: dict[str, list[Option]] = {}
+    for each in options:
+        of_wiring.setdefault(each.prediction.variant, []).extend([] if each.is_limit else [each])
+    shown = options
+    if techniques is None:
+        shown = [each for each in options if _adds(each, of_wiring[each.prediction.variant], own)]
     free = plain[NO_COMMUNICATION]
     return Versus(
         scenario=base,
@@ -514,15 +519,15 @@ def _worth_adding(
     return [wiring for wiring in wirings if wiring in worth or (wiring == "ladder" and "standard" in worth)]
 
 
-def _adds(option: Option, options: Sequence[Option], own: str) -> bool:
+def _adds(option: Option, same: Sequence[Option], own: str) -> bool:
     """Whether an option is worth a row: limits alone, and what gains more than each part of it.
 
-    Of a wiring that needs retraining, alone and with the techniques that add most to it.
+    Of a wiring that needs retraining, alone and with the techniques that add most to it. `same` are all options with
+    its wiring, without limits.
     """
     name, chosen = option.prediction.variant, option.changes
     if option.is_limit:
         return name in ("standard", NO_COMMUNICATION)
-    same = [each for each in options if each.prediction.variant == name and not each.is_limit]
     parts = [each for each in same if each is not option and set(each.changes) < set(chosen)]
     if (name == own and len(chosen) < 2) or not chosen:
         return True

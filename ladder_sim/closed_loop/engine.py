@@ -212,7 +212,9 @@ def _duties(
     # it stays as it is where the engine waits
     quiet_s = np.where(plan.steps > 0.0, plan.counts * alone_s, 0.0)
     quiet_s[prompts] = 0.0
-    faded = np.exp(-np.diff(np.cumsum(quiet_s)[prompts], prepend=0.0) / POWER_S)
+    before_s = np.cumsum(quiet_s)[prompts]
+    before_s[1:] -= before_s[:-1].copy()
+    faded = np.exp(-before_s / POWER_S)
     duty, duties = 0.0, []
     columns = (faded, alone_s[prompts], cold * added_s, (1.0 - cold) * added_s, plan.decodes[prompts])
     for left, step_s, cold_s, hot_s, decodes in zip(*(column.tolist() for column in columns), strict=True):

@@ -5,9 +5,10 @@ the measured GPU that is the measurement; on another it is the measurement carri
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from functools import cache, lru_cache
+from operator import attrgetter
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -19,6 +20,7 @@ from ladder_sim.costs.estimate import (
     COLLECTIVE_ERROR,
     NCCL_ENDS,
     Estimate,
+    OverlapParameters,
     Source,
     collective_sms,
     collective_traffic_bytes,
@@ -26,14 +28,14 @@ from ladder_sim.costs.estimate import (
     listed,
     waiting_share,
 )
-from ladder_sim.costs.hardware import Hardware
+from ladder_sim.costs.hardware import Hardware, Link
 from ladder_sim.costs.in_place import SCHEDULED_ERROR
 from ladder_sim.costs.lookup import RatioTable
 from ladder_sim.costs.profile import HBM_EFFICIENCY, CalibrationProfile
 from ladder_sim.des.shared import Demand, Floats, Number, any_true, maximum, minimum, where
 from ladder_sim.errors import ProfileError, UsageError
 from ladder_sim.graph.ops import CollectiveKind, Op
-from ladder_sim.kernels import TABLE_KINDS, CollectiveShape, Gpu, Group, Kind, Lookup, Machine, Shape, TableOf
+from ladder_sim.kernels import TABLE_KINDS, CollectiveShape, Gpu, Group, Kind, Lookup, Machine, Shape, Stack, TableOf
 from ladder_sim.specs.cluster import THIS_MACHINE
 from ladder_sim.specs.scenario import HOPPER, Scenario
 
@@ -50,6 +52,11 @@ KERNEL_ERROR: Mapping[Source, float] = {"measured": 0.15, "fitted": 0.2, "transf
 # the same if a fit to end-to-end runs has set the level: what is left is one shape relative to another. Nine tenths of
 # the bf16 GEMM rows left out of the H100 tables lie within 5 %; the others are judgement
 CALIBRATED_KERNEL_ERROR: Mapping[Source, float] = {**KERNEL_ERROR, "measured": 0.05, "fitted": 0.1, "roofline": 0.1}
+
+# estimates that are kept for each GPU and stack, and for each network
+_MOST_KEPT = 4096
+_Kept = dict[object, Estimate]
+_VALUES = {kind: attrgetter(*(each.name for each in fields(kind))) for kind in (Gpu, Stack, OverlapParameters, Link)}
 
 # in no configuration
 NOWHERE = np.zeros(1, np.bool_)
@@ -127,7 +134,18 @@ class KernelCosts:
         self.measured_here = profile is not None and self.hardware.same_node(profile.cluster)
         # measured collectives inside a node; None: there are no collectives, or only formulas
         self.links_profile = next((network.profile for network in self._networks.values()), None)
-        self._kernel_error = CALIBRATED_KERNEL_ERROR if self._calibrated(scenario) else KERNEL_ERROR
+        calibrated = self._calibrated(scenario)
+        self._kernel_error = CALIBRATED_KERNEL_ERROR if calibrated else KERNEL_ERROR
+        # what estimates of kernels and of collectives depend on besides the op; None: each is made anew
+        self._kept_by: tuple[tuple[object, ...], tuple[object, ...]] | None = None
+        if not self._varied and not (profile and profile.in_place):
+            hardware = self.hardware
+            figures = [_VALUES[type(each)](each) for each in (hardware.gpu, hardware.stack, hardware.overlap)]
+            kernels = (profile, gpu, calibrated, self._machine.padded_share, *figures)
+            links = [_VALUES[Link](each) for each in (hardware.intra, hardware.inter, hardware.host)]
+            techniques = [name in scenario.techniques for name in Network.techniques]
+            parts = (scenario.cluster, scenario.stack, plan, scenario.p2p, scenario.model.experts_per_token)
+            self._kept_by = kernels, (*kernels, *links, hardware.host_low_latency_share, *techniques, *parts)
 
     def _calibrated(self, scenario: Scenario) -> bool:
         if self.profile is None or not self._here:
@@ -141,10 +159,17 @@ class KernelCosts:
         Shapes may hold arrays of one size per configuration. `source` is only valid for a single one.
         """
         lookups: dict[tuple[Kind, TableOf], list[tuple[int, Lookup]]] = defaultdict(list)
-        estimates: dict[int, Estimate] = {}
-
+        keys: list[tuple[_Kept, object]] = []
+        if self._kept_by:
+            kernels, collectives = map(_kept, self._kept_by)
+            keys = [
+                (collectives, (op.kind, *_key(op.shape))) if op.message else (kernels, _key(op.shape)) for op in ops
+            ]
+        estimates = {at: known for at, (kept, key) in enumerate(keys) if (known := kept.get(key))}
         sent: dict[tuple[CollectiveKind, Group, str, float], list[int]] = defaultdict(list)
         for at, op in enumerate(ops):
+            if at in estimates:
+                continue
             if in_place := self._in_place(op):
                 estimates[at] = in_place
             elif (message := op.message) is not None:
@@ -163,6 +188,8 @@ class KernelCosts:
         for (kind, of), placed in lookups.items():
             tabled = self._tabled(kind, of, [(ops[at].shape, lookup) for at, lookup in placed])
             estimates.update(zip((at for at, _ in placed), tabled, strict=True))
+        for at, (kept, key) in enumerate(keys):
+            kept[key] = estimates[at]
         return [estimates[at] for at in range(len(ops))]
 
     def _in_place(self, op: Op) -> Estimate | None:
@@ -340,13 +367,50 @@ class KernelCosts:
                 source=source,
                 algorithm=algorithm,
                 inline=inline,
-                demand=Demand(held_sms=held, waits=waits, memory=memory, link=1.0),
+                demand=(_sent_demand if apart else _demand_of_sent)(held, waits, memory),
             )
             for (own_s, error, inline, held, waits, memory), (source, algorithm) in zip(rows, origins, strict=True)
         ]
 
     def _memory_share(self, moved_bytes: Number, seconds: Number) -> Number:
         return minimum(1.0, self._machine.traffic_s(moved_bytes) / seconds)
+
+
+def _demand_of_sent(held_sms: Number, waits: Number, memory: Number) -> Demand:
+    return Demand(held_sms=held_sms, waits=waits, memory=memory, link=1.0)
+
+
+# one object for equal numbers, by which simulations are kept
+_sent_demand = lru_cache(maxsize=_MOST_KEPT)(_demand_of_sent)
+
+
+@cache
+def _values_of(kind: type[Shape]) -> Callable[[Shape], tuple[Any, ...]]:
+    names = [each.name for each in fields(kind)]
+    return attrgetter(*names) if len(names) > 1 else lambda shape: (getattr(shape, names[0]),)
+
+
+def _key(shape: Shape) -> tuple[object, ...]:
+    """Return what tells an op from others by its size, of one pass or of many."""
+    kind = type(shape)
+    values = _values_of(kind)(shape)
+    if np.ndarray in map(type, values):
+        values = tuple((each.dtype, each.tobytes()) if isinstance(each, np.ndarray) else each for each in values)
+    # a single row takes another kernel than a single one on average
+    return kind, type(getattr(shape, "m", None)), values
+
+
+@lru_cache(maxsize=64)
+def _all_kept(figures: tuple[object, ...]) -> _Kept:
+    return {}
+
+
+def _kept(figures: tuple[object, ...]) -> _Kept:
+    """Return where estimates are kept that depend on these figures, besides the size of the op."""
+    kept = _all_kept(figures)
+    if len(kept) > _MOST_KEPT:
+        kept.clear()
+    return kept
 
 
 @lru_cache(maxsize=128)

@@ -11,10 +11,11 @@ The results equal those of `engine.run` up to rounding. Sharing is possible in p
 stream and one communication stream. Programs of several ranks must share nothing.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +27,11 @@ CANNOT_SHARE = (
     "this engine shares a GPU between one stream of kernels and one of collectives, which only kernels wait for; "
     "use engine.run"
 )
+
+# a task counts as done when less than this share of its work is left: sums round
+SPENT = 1e-12
+# stands for the end of a collective that is not over
+_OPEN = -1.0
 
 
 def run(program: Program) -> Timeline:
@@ -39,27 +45,27 @@ def scan(program: Program) -> TaskTimes:
     Raises DeadlockError if tasks wait for each other; ValueError if the program shares a GPU in a way that this engine
     does not support.
     """
-    outline, costs, device = program.outline, program.costs, program.device or Device(sms=1)
-    streams, groups, members, rows = outline.streams, outline.groups, outline.members, outline.rows
     varies, compute, comm = _streams(program)
-    times: TaskTimes = ([0.0] * len(streams), [0.0] * len(streams), [0.0] * len(streams))
+    return (_scan_several if varies else _scan_one)(program, compute, comm)
+
+
+def _scan_several(program: Program, compute: int, comm: int) -> TaskTimes:
+    outline, costs = program.outline, program.costs
+    times: TaskTimes = ([0.0] * len(outline.streams), [0.0] * len(outline.streams), [0.0] * len(outline.streams))
     readies_s, starts_s, ends_s = times
     # how much later than the end of a task of each kind those of other streams notice it
     wakes_s, kinds = [cost.wake_s for cost in costs], outline.kinds
     # end of each stream's last task
     fronts_s: list[Number] = [0.0] * len(program.streams)
-
-    # of plain numbers, with Python's own functions, which are faster; or of arrays
-    latest: Callable[..., Any] = maximum if varies else max
-    queue: Any = (VectorQueue if varies else SingleQueue)(device, times)
+    queue = VectorQueue(program.device or Device(sms=1), times)
     is_open = queue.open
     for index in evaluation_order(program, compute, comm):
-        stream, kind, awaited = rows[index]
+        stream, kind, awaited = outline.rows[index]
         duration_s, lead_s, _, _ = cost = costs[kind]
         if stream == comm:
-            ready_s: Any = 0.0
+            ready_s: Number = 0.0
             for before in awaited:
-                ready_s = latest(ready_s, ends_s[before] + wakes_s[kinds[before]])
+                ready_s = maximum(ready_s, ends_s[before] + wakes_s[kinds[before]])
             queue.issue(index, cost, ready_s)
             continue
         # tasks before it on its stream have ended at front_s
@@ -69,19 +75,10 @@ def scan(program: Program) -> TaskTimes:
                 if stream != compute:
                     raise ValueError(CANNOT_SHARE)
                 queue.close_through(before, front_s)
-            ready_s = latest(ready_s, ends_s[before] + wakes_s[kinds[before]])
+            ready_s = maximum(ready_s, ends_s[before] + wakes_s[kinds[before]])
         readies_s[index] = ready_s
-        if members and groups[index] != NO_GROUP:
-            # members of a group are next to each other in the order, after all that any of them waits for
-            own = members[groups[index]]
-            if index != own[-1]:
-                continue
-            start_s: Any = 0.0
-            for member in own:
-                start_s = latest(start_s, readies_s[member] + costs[kinds[member]].lead_s)
-            for member in own:
-                starts_s[member] = start_s
-                ends_s[member] = fronts_s[streams[member]] = start_s + costs[kinds[member]].duration_s
+        if outline.members and outline.groups[index] != NO_GROUP:
+            _meet(program, index, times, fronts_s, maximum)
             continue
         starts_s[index] = start_s = ready_s + lead_s
         shares = is_open and stream == compute
@@ -90,6 +87,125 @@ def scan(program: Program) -> TaskTimes:
     if is_open:
         queue.close_through(next(reversed(is_open)), fronts_s[compute])
     return times
+
+
+def _scan_one(program: Program, compute: int, comm: int) -> TaskTimes:
+    """Simulate plain numbers: as `_scan_several`, but of open collectives only the first can be running.
+
+    All in one function: calls and attributes would take most of its time.
+    """
+    # every number is plain, which the types of programs do not say
+    costs: Any = program.costs
+    outline, device = program.outline, program.device or Device(sms=1)
+    rows, kinds, grouped = outline.rows, outline.kinds, bool(outline.members)
+    wakes_s = [cost.wake_s for cost in costs]
+    # of an open collective no end is known
+    times: Any = ([_OPEN] * len(rows), [_OPEN] * len(rows), [_OPEN] * len(rows))
+    readies_s, starts_s, ends_s = times
+    fronts_s = [0.0] * len(program.streams)
+    waiting: deque[tuple[int, Any, float]] = deque()
+    # of the first of them, and the end of the last one that is over
+    its_ready_s = its_start_s = its_left_s = its_spent_s = closed_s = 0.0
+    its_demand: Any = None
+    # speeds of kernels and of it next to each other
+    pairs: dict[Demand, tuple[float, float]] = {}
+
+    def begin() -> None:
+        nonlocal its_ready_s, its_start_s, its_left_s, its_spent_s, its_demand, pairs
+        _, (duration_s, lead_s, demand, _), ready_s = waiting[0]
+        its_left_s, its_spent_s = duration_s, SPENT * duration_s
+        its_ready_s = ready_s if ready_s > closed_s else closed_s
+        its_start_s = its_ready_s + lead_s
+        if demand is not its_demand:
+            its_demand, pairs = demand, device.pairs_of(demand)
+
+    def close(end_s: float) -> None:
+        nonlocal closed_s
+        index, _, _ = waiting.popleft()
+        readies_s[index], starts_s[index], ends_s[index] = its_ready_s, its_start_s, end_s
+        closed_s = end_s
+        if waiting:
+            begin()
+
+    for index in evaluation_order(program, compute, comm):
+        stream, kind, awaited = rows[index]
+        duration_s, lead_s, demand, _ = cost = costs[kind]
+        if stream == comm:
+            ready_s = 0.0
+            for before in awaited:
+                noticed_s = ends_s[before] + wakes_s[kinds[before]]
+                if noticed_s > ready_s:
+                    ready_s = noticed_s
+            waiting.append((index, cost, ready_s))
+            if len(waiting) == 1:
+                begin()
+            continue
+        front_s = ready_s = fronts_s[stream]
+        for before in awaited:
+            if ends_s[before] == _OPEN:
+                if stream != compute:
+                    raise ValueError(CANNOT_SHARE)
+                while ends_s[before] == _OPEN:
+                    close(max(its_start_s, front_s) + its_left_s)
+            noticed_s = ends_s[before] + wakes_s[kinds[before]]
+            if noticed_s > ready_s:
+                ready_s = noticed_s
+        readies_s[index] = ready_s
+        if grouped and outline.groups[index] != NO_GROUP:
+            _meet(program, index, times, fronts_s, max)
+            continue
+        starts_s[index] = now_s = ready_s + lead_s
+        if not waiting or stream != compute:
+            ends_s[index] = fronts_s[stream] = now_s + duration_s
+            continue
+        # collectives run alone before it starts
+        while waiting and its_start_s < now_s:
+            begin_s = its_start_s if its_start_s > front_s else front_s
+            alone_s = now_s - begin_s
+            if alone_s < its_left_s - its_spent_s:
+                its_left_s -= alone_s
+                break
+            close(begin_s + min(alone_s, its_left_s))
+        left_s = duration_s
+        while waiting:
+            if its_start_s > now_s:
+                if its_start_s >= now_s + left_s:
+                    break
+                now_s, left_s = its_start_s, left_s - (its_start_s - now_s)
+            own_rate, its_rate = pairs.get(demand) or device.pair(demand, its_demand)
+            both_s = left_s / own_rate
+            work_s = both_s * its_rate
+            if work_s < its_left_s - its_spent_s:
+                its_left_s -= work_s
+                now_s, left_s = now_s + both_s, 0.0
+                break
+            both_s = min(both_s, its_left_s / its_rate)
+            now_s, left_s = now_s + both_s, max(0.0, left_s - both_s * own_rate)
+            close(now_s)
+        ends_s[index] = fronts_s[stream] = now_s + left_s
+    while waiting:
+        close(max(its_start_s, fronts_s[compute]) + its_left_s)
+    done: TaskTimes = times
+    return done
+
+
+def _meet(
+    program: Program, index: int, times: TaskTimes, fronts_s: list[Any], latest: Callable[[Any, Any], Any]
+) -> None:
+    """Start the tasks of a group together, once the last of them is ready.
+
+    They are next to each other in the order, after all that any of them waits for.
+    """
+    outline, costs, (readies_s, starts_s, ends_s) = program.outline, program.costs, times
+    own = outline.members[outline.groups[index]]
+    if index != own[-1]:
+        return
+    start_s: Any = 0.0
+    for member in own:
+        start_s = latest(start_s, readies_s[member] + costs[outline.kinds[member]].lead_s)
+    for member in own:
+        starts_s[member] = start_s
+        ends_s[member] = fronts_s[outline.streams[member]] = start_s + costs[outline.kinds[member]].duration_s
 
 
 def _streams(program: Program) -> tuple[bool, int, int]:
@@ -168,90 +284,6 @@ def _topological(program: Program, compute: int, comm: int) -> list[int]:
         return [index for unit in nx.lexicographical_topological_sort(units, key=early) for index in members[unit]]
     except nx.NetworkXUnfeasible:
         raise program.explain_deadlock(range(len(program.tasks))) from None
-
-
-# a task counts as done when less than this share of its work is left: sums round
-SPENT = 1e-12
-
-
-class SingleQueue:
-    """Collectives of one configuration, of which only the first open one can be running."""
-
-    def __init__(self, device: Device, times: TaskTimes) -> None:
-        self._device, self._times = device, times
-        # by task, those that are not over for certain
-        self.open: dict[int, tuple[Cost, float]] = {}
-
-        # end of the last one that is over
-        self._closed_s = 0.0
-
-        # of the first
-        self._index = -1
-        self._demand: Any = None
-        self._ready_s = self._start_s = self._left_s = self._spent_s = 0.0
-
-        # speeds of kernels and of it next to each other
-        self._pairs: dict[Demand, tuple[float, float]] = {}
-
-    def issue(self, index: int, cost: Cost, own_ready_s: float) -> None:
-        """Append a collective whose dependencies are met at a time."""
-        self.open[index] = cost, own_ready_s
-        if len(self.open) == 1:
-            self._begin(index, cost, own_ready_s)
-
-    def run_next_to(self, kernel: Cost, front_s: float, start_s: float) -> float:
-        """Run a kernel, none having run after `front_s`, while a collective is open. Returns the kernel's end."""
-        if self._start_s < start_s:
-            self._run_alone(front_s, start_s)
-        duration_s, _, demand = cast(tuple[float, float, Demand], kernel[:3])
-        now_s, left_s = start_s, duration_s
-        while self.open:
-            begin_s = self._start_s
-            if begin_s > now_s:
-                if begin_s >= now_s + left_s:
-                    break
-                now_s, left_s = begin_s, left_s - (begin_s - now_s)
-            own_rate, its_rate = self._pairs.get(demand) or self._device.pair(demand, self._demand)
-            both_s = left_s / own_rate
-            work_s = both_s * its_rate
-            if work_s < self._left_s - self._spent_s:
-                self._left_s -= work_s
-                return now_s + both_s
-            both_s = min(both_s, self._left_s / its_rate)
-            now_s, left_s = now_s + both_s, max(0.0, left_s - both_s * own_rate)
-            self._close(now_s)
-        return now_s + left_s
-
-    def close_through(self, index: int, front_s: float) -> None:
-        """Finish every open collective up to one, no kernel running after `front_s`."""
-        while index in self.open:
-            self._close(max(self._start_s, front_s) + self._left_s)
-
-    def _run_alone(self, from_s: float, to_s: float) -> None:
-        while self.open and self._start_s < to_s:
-            begin_s = self._start_s if self._start_s > from_s else from_s
-            if to_s - begin_s < self._left_s - self._spent_s:
-                self._left_s -= to_s - begin_s
-                return
-            self._close(begin_s + min(to_s - begin_s, self._left_s))
-
-    def _begin(self, index: int, cost: Cost, own_ready_s: float) -> None:
-        duration_s, lead_s, demand = cast(tuple[float, float, Demand], cost[:3])
-        self._index = index
-        self._left_s, self._spent_s = duration_s, SPENT * duration_s
-        self._ready_s = own_ready_s if own_ready_s > self._closed_s else self._closed_s
-        self._start_s = self._ready_s + lead_s
-        if demand is not self._demand:
-            self._demand, self._pairs = demand, self._device.pairs_of(demand)
-
-    def _close(self, end_s: float) -> None:
-        index, (readies_s, starts_s, ends_s) = self._index, self._times
-        readies_s[index], starts_s[index], ends_s[index] = self._ready_s, self._start_s, end_s
-        self._closed_s = end_s
-        del self.open[index]
-        for following, (cost, own_ready_s) in self.open.items():
-            self._begin(following, cost, own_ready_s)
-            break
 
 
 @dataclass(slots=True, eq=False)

@@ -185,6 +185,27 @@ class Device:
 
     def pair(self, kernel: Demand, collective: Demand) -> tuple[float, float]:
         """Return the speeds of a kernel and a collective next to each other, all plain numbers, and keep them."""
-        rates = float(self.rate(kernel, [collective])), float(self.rate(collective, [kernel]))
+        # `rate` of two tasks, written out: several times as fast
+        needs, memory, held_sms, waits, delay = map(
+            float, (kernel.memory, collective.memory, collective.held_sms, collective.waits, collective.delay)
+        )
+        sms, lost = float(self.sms), float(kernel.lost)
+        stretch = 1.0 + waits * (float(kernel.delay) + delay)
+        rate, its_rate = max(1.0, sms - lost * held_sms) / sms, 1.0 / stretch
+        if needs or memory:
+            its_sms = max(1.0, held_sms)
+            its_needs = memory / stretch
+            per_sm = 1.0 / (sms + its_sms)
+            has_all, it_has_all = needs <= per_sm * sms, its_needs <= per_sm * its_sms
+            # both have all that they need, or one leaves the rest to the other
+            if not (has_all and it_has_all):
+                left = 1.0 - (needs if has_all else its_needs if it_has_all else 0.0)
+                asking = (0.0 if has_all else sms) + (0.0 if it_has_all else its_sms)
+                per_sm = max(per_sm, left / asking)
+                rate = min(rate, sms * per_sm / max(TINY, needs)) if needs else rate
+                its_rate = min(its_rate, its_sms * per_sm / max(TINY, memory)) if memory else its_rate
+        if collective.link:
+            its_rate = min(its_rate, 1.0 / max(1.0, collective.link + kernel.link))
+        rates = rate, its_rate
         self.pairs_of(collective)[kernel] = rates
         return rates

@@ -13,6 +13,7 @@ A pass in which nothing overlaps takes as long as its ops together, and is simul
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from functools import cache, cached_property, reduce
+from operator import sub
 from typing import Any, Literal
 
 import numpy as np
@@ -56,6 +57,12 @@ MORE = 1.5
 STEADY = 1e-9
 # share of a pass by which ops of one kind must differ from another pass's to be named
 SAME = 1e-4
+
+# times of tasks, seconds of simulated layers and of those left out, and whether the kept ones are periodic
+_Ran = tuple[TaskTimes, Number, Number, "bool | NDArray[np.bool_]"]
+# single configurations that were simulated: many techniques change some of a wiring's passes only. 25 kB each
+_KEPT: dict[tuple[object, ...], _Ran] = {}
+_MOST_KEPT = 512
 
 
 class ForwardPass:
@@ -193,8 +200,7 @@ class ForwardPass:
         seconds: Number = 0.0
         left: NDArray[Any] | None = None
         while True:
-            times = ENGINES[self.engine](program)
-            makespan_s, added_s, steady = _added(schedule, program, times)
+            times, makespan_s, added_s, steady = self._once(schedule, program)
             if self._follow:
                 errors = [estimate.error for estimate in self.estimates(schedule)]
                 if left is not None:
@@ -208,13 +214,28 @@ class ForwardPass:
                 seconds = makespan_s + added_s
             if steady is True or np.all(steady):
                 return schedule, program, times, seconds
-            schedule, program = self.lowered(
-                schedule.keep + 1 if schedule.keep == FIRST_PERIODS else int(MORE * schedule.keep)
-            )
+            schedule, program = self.lowered(more_periods(schedule.keep))
             if isinstance(seconds, np.ndarray):
                 left = np.arange(len(seconds)) if left is None else left
                 left = left[~np.broadcast_to(steady, len(left))]
                 program = program if len(left) == len(seconds) else program.of(left)
+
+    def _once(self, schedule: Schedule, program: Program) -> "_Ran":
+        """Simulate a program, or return what a program of the same tasks and times has taken."""
+        run, device = ENGINES[self.engine], program.device
+        key = run, device and device.sms, program.outline, *program.costs
+        try:
+            ran = _KEPT.get(key)
+        except TypeError:
+            # of several configurations
+            times = run(program)
+            return times, *added_seconds(schedule, program, times)
+        if ran is None:
+            if len(_KEPT) >= _MOST_KEPT:
+                _KEPT.clear()
+            times = run(program)
+            ran = _KEPT[key] = times, *added_seconds(schedule, program, times)
+        return ran
 
     @cached_property
     def simulated(self) -> tuple[Schedule, Timeline]:
@@ -278,12 +299,13 @@ def forward_passes(
     engine: Engine = "fast",
     keep: int = FIRST_PERIODS,
     follow: bool = False,
+    own_duty: bool = True,
 ) -> dict[str, list[ForwardPass]]:
     """Simulate passes of each of several variants; the ops of all are priced in one call.
 
     `passes` are the phase and sizes of each; sizes of one pass are all of one form
     (`ladder_sim.graph.techniques`). `keep` periods of each run of identical layers are simulated at first.
-    `follow` is as `ForwardPass` takes it.
+    `follow` is as `ForwardPass` takes it. Without `own_duty` passes are as priced, before `ForwardPass.at_own_duty`.
     """
     inputs = PassInputs.of(scenario)
     kinds = [(phase, int(np.max(form(inputs, phase, sizes.tokens)))) for phase, sizes in passes]
@@ -307,7 +329,7 @@ def forward_passes(
             forward = ForwardPass(
                 schedules[name, kind], known, costs.hardware, gpu, engine, latest.get(kind), device, follow=follow
             )
-            latest[kind] = forward.at_own_duty()
+            latest[kind] = forward.at_own_duty() if own_duty else forward
             simulated.setdefault(name, []).append(latest[kind])
     return simulated
 
@@ -404,21 +426,31 @@ def _serial_s(schedule: Schedule, estimates: Sequence[Estimate], hardware: Hardw
     return longest_s
 
 
-def _added(schedule: Schedule, program: Program, times: TaskTimes) -> tuple[Number, Number, "bool | NDArray[np.bool_]"]:
+def more_periods(keep: int) -> int:
+    """Return how many periods are simulated where so many are not steady."""
+    return keep + 1 if keep == FIRST_PERIODS else int(MORE * keep)
+
+
+def added_seconds(
+    schedule: Schedule, program: Program, times: TaskTimes
+) -> tuple[Number, Number, "bool | NDArray[np.bool_]"]:
     """Return the seconds of simulated layers, those of left-out layers, and whether the kept ones are periodic."""
     makespan_s = reduce(maximum, (times[2][number] for number in program.outline.last_tasks))
     added_s: Number = 0.0
     steady: bool | NDArray[np.bool_] = True
     launches = len(program.tasks) - len(schedule.layout.names)
-    launched_s, ready_s = times[2][:launches], times[0][launches:]
+    own_s = [column[launches:] for column in times]
+    launched_s, ready_s = times[2][:launches], own_s[0]
     for period in schedule.order.periods:
         if len(period.ops) != len(period.twins):
             # the first of a run has other adds, behind a layer that reduces nothing
             return makespan_s, added_s, False
         pairs = list(zip(period.ops, period.twins, strict=True))
-        low, high = _range(
-            [column[launches + late] - column[launches + early] for column in times for late, early in pairs]
-        )
+        later_s: list[Number] = []
+        for column in own_s:
+            of = column.__getitem__
+            later_s += map(sub, map(of, period.ops), map(of, period.twins))
+        low, high = _range(later_s)
         left_out = period.left_out
         steady = steady & (left_out * (high - low) <= STEADY * makespan_s)
         if schedule.eager and launches:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ladder_sim.costs import kernels
 from ladder_sim.costs.collectives.algorithms import DISPATCHES
 from ladder_sim.costs.estimate import (
     CLUSTERED,
@@ -356,5 +357,8 @@ def test_a_combine_takes_sms_from_the_block_that_it_overlaps(monkeypatch: pytest
     slowed_s = []
     for sms in (1.0, 20.0, 60.0):
         monkeypatch.setattr("ladder_sim.costs.estimate.DEEPEP_SMS", sms)
+        # estimates are kept for as long as figures of a scenario or profile stay
+        kernels._all_kept.cache_clear()
         slowed_s.append(predict_one(scenario, "ladder", profile="h100-sxm").breakdown.slowed_s)
+    kernels._all_kept.cache_clear()
     assert 0.0 <= slowed_s[0] < slowed_s[1] < slowed_s[2]

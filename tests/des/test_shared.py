@@ -324,3 +324,9 @@ def test_runs_are_repeatable() -> None:
     program = share(Demand(lost=0.75, memory=0.7, delay=0.5), Demand(held_sms=20, memory=0.6, waits=0.3), delay_s=0.2)
     for run in (engine.run, scan.run):
         assert run(program).end_s.tolist() == run(program).end_s.tolist()
+
+
+@given(KERNELS, COLLECTIVES)
+def test_a_pair_runs_at_the_rates_of_two_tasks(kernel: Demand, collective: Demand) -> None:
+    rates = Device(sms=SMS).pair(kernel, collective)
+    assert rates == (DEVICE.rate(kernel, [collective]), DEVICE.rate(collective, [kernel]))

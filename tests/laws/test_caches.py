@@ -1,5 +1,6 @@
 """What is kept from one answer to the next is taken only where it would be computed alike."""
 
+import contextlib
 import functools
 import gzip
 import json
@@ -9,15 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ladder_sim import Scenario
-from ladder_sim.costs import profile_file
+from ladder_sim import Scenario, predict
+from ladder_sim.costs import kernels, profile_file
 from ladder_sim.costs.collectives import fabrics
+from ladder_sim.errors import UsageError
 from ladder_sim.serving import StepTimes
 from ladder_sim.serving.steps.grids import Grids
 from ladder_sim.serving.steps.rest import Rest
+from ladder_sim.simulate import passes
 from ladder_sim.specs import catalog
 from tests.support.laws import law
 from tests.support.predict_one import predict_one
@@ -120,3 +123,52 @@ def test_kept_times_are_those_that_would_be_made(
             assert _Times.of(scenario, "standard").request_s == made_s[-1]
     # the change counts
     assert made_s[0] != made_s[1]
+
+
+PLACES = st.fixed_dictionaries(
+    {"stack": st.sampled_from(["gpt-fast", "vllm", "sglang"]), "cluster": st.sampled_from(["h100-sxm", "h200-sxm"])},
+    optional={
+        "technique": st.sampled_from(["fused-norm", "quantized-allreduce", "token-split"]),
+        "p2p": st.just(False),
+        "dtype": st.just("fp8"),
+        "overrides": st.sampled_from(
+            [
+                {"gpu.hbm_bandwidth": "3 TB/s"},
+                {"intra.bandwidth": "200 GB/s"},
+                {"stack.kernel_gap": "2 us"},
+                {"stack.gemm_factor": "1.3"},
+            ]
+        ),
+    },
+)
+LOADS = st.one_of(
+    st.fixed_dictionaries({"batch": st.integers(1, 3)}),
+    st.fixed_dictionaries({"concurrency": st.integers(1, 3), "gen": st.just(8)}),
+)
+
+
+@law(examples=40)
+@given(places=st.lists(PLACES, min_size=2, max_size=2), loads=st.lists(LOADS, min_size=2, max_size=2))
+def test_kept_estimates_are_those_that_would_be_made(places: list[dict[str, Any]], loads: list[dict[str, Any]]) -> None:
+    """Estimates and simulations that were kept of another prediction change no answer, to the last bit."""
+    scenarios = []
+    for place, load in zip(places, loads, strict=True):
+        with contextlib.suppress(UsageError):
+            scenarios.append(Scenario(model="8b", tp=4, **place, **load))
+    assume(len(scenarios) == 2)
+
+    def answer(scenario: Scenario) -> list[tuple[float, float, float]]:
+        predictions = predict(scenario, ["standard", "ladder"])
+        return [(each.ttft_s, each.request_s, each.speedup.low) for each in predictions.values()]
+
+    kernels._all_kept.cache_clear()
+    passes._KEPT.clear()
+    try:
+        alone = answer(scenarios[1])
+    except UsageError:
+        assume(False)
+    kernels._all_kept.cache_clear()
+    passes._KEPT.clear()
+    with contextlib.suppress(UsageError):
+        answer(scenarios[0])
+    assert answer(scenarios[1]) == alone

@@ -15,7 +15,7 @@ from ladder_sim.report.figures.serve import capacity_figure
 from ladder_sim.serving import SLO, Capacity, Lengths, Service, Traffic
 from ladder_sim.serving.replicas.simulation import Sizes
 from ladder_sim.serving.sizing.best_plan import AS_MANY, TIED, _reason_against
-from ladder_sim.serving.sizing.estimates import PlanEstimate, estimates_of
+from ladder_sim.serving.sizing.estimates import PlanEstimate, estimates_of, simulated_together, steps_of
 from ladder_sim.serving.sizing.search import Case, Need, Search, Simulated
 from tests.support.commands import run
 from tests.support.replicas import SERVER, capacity, keywords
@@ -111,6 +111,11 @@ def test_one_of_the_replicas_that_take_turns_stands_for_all() -> None:
             assert one.seconds(metric, percentile) == pytest.approx(all_four.seconds(metric, percentile), rel=0.03)
 
 
+def law(service: Service, traffic: Traffic, slo: SLO) -> dict[str, PlanEstimate]:
+    (steps,) = simulated_together([steps_of(service, ["standard"], traffic)])
+    return estimates_of(service, ["standard"], traffic, slo, steps)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("plan", "stack", "bound"),
@@ -127,7 +132,7 @@ def test_the_law_says_what_a_replica_carries(plan: dict[str, int], stack: str, b
     scenario = Scenario(model="70b", stack=stack, concurrency=16, **plan)
     traffic = Traffic(rate=500.0, prompt=Lengths.parse("1024"), gen=Lengths.parse("128"), requests=600)
     service = Service.for_requests(scenario, traffic)
-    (estimate,) = estimates_of(service, ["standard"], traffic, SLO.parse(bound)).values()
+    (estimate,) = law(service, traffic, SLO.parse(bound)).values()
     limit, _ = Search(service, "standard", traffic, SLO.parse(bound), near=estimate.rate).limit()
     assert estimate.rate == pytest.approx(limit, rel=0.15)
     assert estimate.gpus <= traffic.rate / limit * service.gpus(service.alike(1))
@@ -138,7 +143,7 @@ def test_a_median_is_met_by_more_than_the_mean_says() -> None:
     scenario = Scenario(model="70b", tp=2, pp=4, stack="trtllm", concurrency=8)
     traffic, slo = Traffic(rate=20.0, prompt=Lengths.parse("4000"), gen=Lengths.parse("30")), SLO.parse("tpot_p50=30ms")
     service = Service.for_requests(scenario, traffic)
-    (estimate,) = estimates_of(service, ["standard"], traffic, slo).values()
+    (estimate,) = law(service, traffic, slo).values()
     assert estimate.rate is not None
     # simulations say 2.82 requests per second
     assert estimate.gpus < traffic.rate / 2.82 * 8 < 0.5 * traffic.rate / estimate.rate * 8

@@ -14,7 +14,7 @@ from ladder_sim.errors import LadderSimError
 from ladder_sim.serving.requests.slo import SLO
 from ladder_sim.serving.requests.traffic import Traffic
 from ladder_sim.serving.service import Service
-from ladder_sim.serving.sizing.estimates import PlanEstimate, estimates_of
+from ladder_sim.serving.sizing.estimates import PlanEstimate, Steps, estimates_of, simulated_together, steps_of
 from ladder_sim.serving.sizing.search import PRECISION, Need, Search, Simulated
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
@@ -127,19 +127,25 @@ def candidates(
 
     Raises LadderSimError if none can be simulated: why the first cannot.
     """
-    able: list[Candidate] = []
+    services: list[Service] = []
+    steps: list[list[Steps]] = []
     refused: list[Tried] = []
     problems: list[LadderSimError] = []
     for plan, prefill_tp in kinds:
         try:
             service = _service(scenario, plan, prefill_tp, context.traffic, how)
-            able.append(Candidate(service, estimates_of(service, variants, context.traffic, context.slo)))
+            steps.append(steps_of(service, variants, context.traffic))
+            services.append(service)
         except LadderSimError as error:
             problems.append(error)
             prompts = f", prompts on TP {prefill_tp}" if prefill_tp else ""
             refused.append(Tried(plans=f"{plan}{prompts}", gpus=0, reason=error.message))
-    if not able:
+    if not services:
         raise problems[0]
+    able = [
+        Candidate(service, estimates_of(service, variants, context.traffic, context.slo, its_steps))
+        for service, its_steps in zip(services, simulated_together(steps), strict=True)
+    ]
     return Candidates(able, refused, next(iter(problems), None))
 
 

@@ -10,7 +10,7 @@ more: of ``n + z * sqrt(n)`` by the normal distribution's z.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ladder_sim.closed_loop.requests import Requests
-from ladder_sim.costs.hardware import host_step_s
+from ladder_sim.costs.hardware import Hardware, host_step_s
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.des.shared import Floats
 from ladder_sim.graph.ops import PassInputs
@@ -27,7 +27,8 @@ from ladder_sim.prediction import resolve_profile
 from ladder_sim.serving.requests.slo import SLO
 from ladder_sim.serving.requests.traffic import Traffic
 from ladder_sim.serving.service import Service
-from ladder_sim.simulate.passes import forward_passes
+from ladder_sim.simulate.passes import ForwardPass, forward_passes
+from ladder_sim.simulate.together import simulate_together
 from ladder_sim.specs.scenario import Scenario
 
 # the median of a Poisson number is at most so far below its mean (K. P. Choi, "On the medians of gamma distributions
@@ -63,6 +64,21 @@ class PlanEstimate(NamedTuple):
         return self.likely, self.excess if math.isinf(self.likely) else 0.0, -self.rate_per_gpu
 
 
+class Steps(NamedTuple):
+    """Steps of a plan's loads that have the same graph."""
+
+    loads: NDArray[np.int_]
+    """Which of `_LOADS`."""
+    requests: Requests
+    """Requests in flight of these."""
+    passes: Mapping[str, Sequence[ForwardPass]]
+    """`_PASSES` by variant."""
+
+    def at_own_duty(self) -> "Steps":
+        """Return the steps with prompts as in `ForwardPass.at_own_duty`."""
+        return self._replace(passes={name: [each.at_own_duty() for each in row] for name, row in self.passes.items()})
+
+
 class _Carried(NamedTuple):
     """What a replica carries, by load."""
 
@@ -76,15 +92,46 @@ class _Carried(NamedTuple):
     """Requests per second."""
 
 
-def estimates_of(service: Service, variants: Sequence[str], traffic: Traffic, slo: SLO) -> dict[str, PlanEstimate]:
-    """Return what the law says of a plan, by variant.
+def steps_of(service: Service, variants: Sequence[str], traffic: Traffic) -> list[Steps]:
+    """Return the steps that the law needs of a plan, before any is simulated.
 
-    Its GPUs are those of one replica of each kind where steps were measured, or some replicas run prompts only.
+    There are none where steps were measured, or some replicas run prompts only. Raises LadderSimError if the plan does
+    not fit.
     """
-    gpus = service.gpus(service.alike(1))
-    # refuses what does not fit
+    scenario = service.scenario
     loads = _LOADS[service.spec.step_requests >= _LOADS]
     if service.steps or service.prefill:
+        return []
+    costs = KernelCosts(scenario, resolve_profile(scenario, service.profile))
+    steps = []
+    for rows, requests in _alike(scenario, traffic, np.maximum(1.0, loads)):
+        sizes = requests.passes(scenario.stack)
+        passes = forward_passes(scenario, variants, costs, [sizes[name] for name in _PASSES], own_duty=False)
+        steps.append(Steps(rows, requests, passes))
+    return steps
+
+
+def simulated_together(plans: Sequence[Sequence[Steps]]) -> list[list[Steps]]:
+    """Return the steps of many plans at their own duty, simulated together."""
+    simulate_together(_all_passes(plans))
+    at_own_duty = [[each.at_own_duty() for each in steps] for steps in plans]
+    simulate_together(_all_passes(at_own_duty))
+    return at_own_duty
+
+
+def _all_passes(plans: Sequence[Sequence[Steps]]) -> Iterator[ForwardPass]:
+    return (each for steps in plans for few in steps for row in few.passes.values() for each in row)
+
+
+def estimates_of(
+    service: Service, variants: Sequence[str], traffic: Traffic, slo: SLO, steps: Sequence[Steps]
+) -> dict[str, PlanEstimate]:
+    """Return what the law says of a plan by its steps, by variant.
+
+    Without steps its GPUs are those of one replica of each kind.
+    """
+    gpus = service.gpus(service.alike(1))
+    if not steps:
         return dict.fromkeys(variants, PlanEstimate(gpus, 0.0, gpus))
     # answers of one token have no time per token
     bounds = [bound for bound in slo.bounds if bound.metric == "tpot" and traffic.gen.mean > 1.0]
@@ -109,35 +156,30 @@ def estimates_of(service: Service, variants: Sequence[str], traffic: Traffic, sl
         likely = math.ceil(traffic.rate / rate) * gpus
         return PlanEstimate(traffic.rate / (SLACK * most) * gpus, excess, likely, rate, rate / gpus)
 
-    carried = _carried(service, variants, traffic, loads)
-    return {name: estimate(each) for name, each in carried.items()}
+    return {name: estimate(_carried(service, name, traffic, steps)) for name in variants}
 
 
-def _carried(service: Service, variants: Sequence[str], traffic: Traffic, loads: Floats) -> dict[str, _Carried]:
-    """Return what a replica carries with each variant, where so many requests decode in each lane on average."""
-    scenario, profile = service.scenario, resolve_profile(service.scenario, service.profile)
-    costs = KernelCosts(scenario, profile)
-    stack, groups, steps = costs.hardware.stack, scenario.plan.groups, max(1e-9, traffic.gen.mean - 1.0)
-    carried = {name: _Carried(*np.empty((4, len(loads)))) for name in variants}
-    for rows, load in _alike(scenario, traffic, np.maximum(1.0, loads)):
-        passes = load.passes(scenario.stack)
-        decoding = load.decoding["most"] * np.minimum(1.0, loads[rows])
+def _carried(service: Service, variant: str, traffic: Traffic, steps: Sequence[Steps]) -> _Carried:
+    """Return what a replica carries with a variant, where so many requests decode in each lane on average."""
+    scenario = service.scenario
+    stack = Hardware.of(scenario, resolve_profile(scenario, service.profile)).stack
+    groups, further = scenario.plan.groups, max(1e-9, traffic.gen.mean - 1.0)
+    carried = _Carried(*np.empty((4, sum(len(each.loads) for each in steps))))
+    for rows, load, passes in steps:
+        decoding = load.decoding["most"] * np.minimum(1.0, _LOADS[rows])
         host_s = stack.host_request_s * load.decoding["most"] + host_step_s(scenario, stack)
-        simulated = forward_passes(scenario, variants, costs, [passes[name] for name in _PASSES])
-        for name, forwards in simulated.items():
-            decode_s, cold_s, hot_s = (each.seconds * each.round_trips(load.lanes) + host_s for each in forwards)
-            beside_s = decode_s if load.mixed_steps else 0.0
-            cold_s, hot_s = (
-                np.maximum(each - beside_s, 0.0) * load.prompt / load.chunk * decoding / steps
-                for each in (cold_s, hot_s)
-            )
-            prompts_s = hot_s
-            for _ in range(_ROUNDS):
-                prompts_s = cold_s + prompts_s / (decode_s + prompts_s) * (hot_s - cold_s)
-            token_s = decode_s + prompts_s
-            rates = groups * load.lanes * decoding / (steps * token_s)
-            for column, values in zip(carried[name], (decode_s, token_s, decoding, rates), strict=True):
-                column[rows] = values
+        decode_s, cold_s, hot_s = (each.seconds * each.round_trips(load.lanes) + host_s for each in passes[variant])
+        beside_s = decode_s if load.mixed_steps else 0.0
+        cold_s, hot_s = (
+            np.maximum(each - beside_s, 0.0) * load.prompt / load.chunk * decoding / further for each in (cold_s, hot_s)
+        )
+        prompts_s = hot_s
+        for _ in range(_ROUNDS):
+            prompts_s = cold_s + prompts_s / (decode_s + prompts_s) * (hot_s - cold_s)
+        token_s = decode_s + prompts_s
+        rates = groups * load.lanes * decoding / (further * token_s)
+        for column, values in zip(carried, (decode_s, token_s, decoding, rates), strict=True):
+            column[rows] = values
     return carried
 
 

@@ -1,0 +1,109 @@
+"""Passes of many scenarios in one go: those whose tasks form the same program are simulated as configurations of one.
+
+A step of numpy takes hardly longer for a thousand configurations than for ten, and plans of one model differ in sizes
+more than in what they run.
+"""
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ladder_sim.des import scan
+from ladder_sim.des.program import Cost, Program, Tasks
+from ladder_sim.des.shared import Demand, Device, Number
+from ladder_sim.simulate.lower import Schedule
+from ladder_sim.simulate.passes import ForwardPass, added_seconds, more_periods
+
+
+class _Pending(NamedTuple):
+    """A pass, some configurations of which are not steady yet."""
+
+    forward: ForwardPass
+    """The pass."""
+    schedule: Schedule
+    """Its layers that are simulated next."""
+    program: Program
+    """Their tasks."""
+    seconds: NDArray[np.float64]
+    """Seconds of all its configurations, those that are steady."""
+    rows: NDArray[np.int_]
+    """Configurations of the program, by their numbers in the pass."""
+
+    @property
+    def structure(self) -> Hashable:
+        """What passes share that are simulated in one go."""
+        outline, schedule = self.program.outline, self.schedule
+        return outline.streams, outline.after, outline.kinds, schedule.order.periods, schedule.eager
+
+
+def simulate_together(passes: Iterable[ForwardPass]) -> None:
+    """Simulate passes of many configurations, for the seconds of each; others are left until these are read."""
+    pending = [each for each in map(_begun, passes) if each]
+    while pending:
+        alike: dict[Hashable, list[_Pending]] = defaultdict(list)
+        for each in pending:
+            alike[each.structure].append(each)
+        pending = [left for members in alike.values() for left in _simulated(members)]
+
+
+def _begun(forward: ForwardPass) -> _Pending | None:
+    if "seconds" in vars(forward) or forward.schedule.order.serial:
+        return None
+    program = forward.lowered(forward.schedule.keep)[1]
+    figures = (each for cost in program.costs for each in (*cost, *map(cost.demand.__getattribute__, Demand.__slots__)))
+    count = max((len(each) for each in figures if isinstance(each, np.ndarray)), default=0)
+    if not count:
+        return None
+    seconds = np.empty(count)
+    return _Pending(forward, forward.schedule, program, seconds, np.arange(len(seconds)))
+
+
+def _simulated(members: Sequence[_Pending]) -> Iterable[_Pending]:
+    """Simulate passes of one structure, and yield those that have configurations which are not steady."""
+    program, first = _joined([(each.program, len(each.rows)) for each in members]), members[0].schedule
+    makespan_s, added_s, steady = added_seconds(first, program, scan.scan(program))
+    ends = np.cumsum([len(each.rows) for each in members])
+    seconds, all_steady = (np.broadcast_to(values, ends[-1]) for values in (makespan_s + added_s, steady))
+    for each, own_s, own_steady in zip(
+        members, np.split(seconds, ends[:-1]), np.split(all_steady, ends[:-1]), strict=True
+    ):
+        each.seconds[each.rows] = own_s
+        if own_steady.all():
+            each.forward.seconds = each.seconds
+            continue
+        rows = each.rows[~own_steady]
+        schedule, whole = each.forward.lowered(more_periods(each.schedule.keep))
+        yield each._replace(schedule=schedule, program=whole.of(rows), rows=rows)
+
+
+def _joined(programs: Sequence[tuple[Program, int]]) -> Program:
+    """Return a program of all the configurations of several with the same tasks, each with its number of them."""
+    first, _ = programs[0]
+    if len(programs) == 1:
+        return first
+    ends = list(accumulate(count for _, count in programs))
+    places = [slice(end - count, end) for (_, count), end in zip(programs, ends, strict=True)]
+
+    def joined(values: Sequence[Number]) -> Number:
+        if np.ndarray not in map(type, values) and len(set(values)) == 1:
+            return values[0]
+        whole = np.empty(ends[-1])
+        for place, each in zip(places, values, strict=True):
+            whole[place] = each
+        return whole
+
+    demands: dict[tuple[Demand, ...], Demand] = {}
+    costs = []
+    for durations_s, leads_s, asked, wakes_s in (
+        zip(*row, strict=True) for row in zip(*(each.costs for each, _ in programs), strict=True)
+    ):
+        if asked not in demands:
+            parts: dict[str, Any] = {name: joined([getattr(each, name) for each in asked]) for name in Demand.__slots__}
+            demands[asked] = Demand(**parts)
+        costs.append(Cost(joined(durations_s), joined(leads_s), demands[asked], joined(wakes_s)))
+    device = first.device and Device(sms=first.device.sms)
+    return Program(tasks=Tasks(first.outline, costs), streams=first.streams, device=device)
