@@ -401,7 +401,7 @@ class Search:
             seed=self.traffic.seed + seed,
         )
         pools = {"replicas": simulated.serving} | ({"prefill_replicas": simulated.prefill} if simulated.prefill else {})
-        return self.service.run(self.variant, load, slo=self.slo, slower=slower, **pools)
+        return self.service.run(self.variant, load, slo=self.slo, slower=slower, steady=True, **pools)
 
     @property
     def _alone(self) -> float:
