@@ -19,7 +19,7 @@ WORKERS ?= 2
 # folder and archive of gpu-evidence, and further options of `ladder-sim calibrate evidence`
 PAPER ?=
 SERVE ?=
-EVIDENCE ?= measured$(if $(PAPER),-paper)$(if $(SERVE),-serve)
+EVIDENCE ?= measured$(if $(PAPER),-paper)
 EVIDENCE_ARGS ?=
 
 BIN := $(VENV)/bin
@@ -55,16 +55,8 @@ verify-exact: $(VENV)/.test-installed
 loop: $(VENV)/.runtime-installed
 	$(BIN)/python -m examples.loop
 
-gpu-evidence: $(VENV)/.runtime-installed $(if $(SERVE),$(VENV)-vllm/.installed)
-	$(BIN)/ladder-sim calibrate evidence --out $(EVIDENCE) $(if $(PAPER),--paper) \
-		$(if $(SERVE),--serve --vllm $(VENV)-vllm/bin/vllm) $(EVIDENCE_ARGS)
-
-# vLLM pins a torch of its own, so it has an environment of its own, with the plug-in.
-$(VENV)-vllm/.installed: pyproject.toml plugins/vllm-ladder/pyproject.toml
-	@echo "Installing vLLM into $(VENV)-vllm: several GB, some minutes the first time"
-	$(PYTHON) -m venv $(VENV)-vllm
-	$(VENV)-vllm/bin/python -m pip --disable-pip-version-check install . ./plugins/vllm-ladder
-	@touch $@
+gpu-evidence: $(VENV)/.runtime-installed
+	$(BIN)/ladder-sim calibrate evidence --out $(EVIDENCE) $(if $(PAPER),--paper) $(EVIDENCE_ARGS)
 
 # A stamp is remade when what it installed from has changed. setuptools comes first and builds without isolation, so
 # that the build backend is the pinned one too.

@@ -1,8 +1,9 @@
 """What the functions of the package return: answers, which print as their commands do."""
 
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from ladder_sim.errors import MissingDependencyError
 from ladder_sim.system.files import write_file
@@ -12,6 +13,10 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from ladder_sim.report.report import Report
+
+
+Key = TypeVar("Key")
+Part = TypeVar("Part")
 
 
 def frame_of(data: Any) -> "pandas.DataFrame":
@@ -80,3 +85,37 @@ class Answer:
 
     def _repr_html_(self) -> str:
         return self.report.html()
+
+
+class Listed(Answer, Sequence[Part]):
+    """An answer that is a sequence of its parts."""
+
+    __slots__ = ()
+
+    parts: ClassVar[str]
+    """Name of the field that holds them."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return getattr(self, self.parts)[index]
+
+    def __len__(self) -> int:
+        return len(getattr(self, self.parts))
+
+
+class Named(Answer, Mapping[Key, Part]):
+    """An answer that has its parts by name."""
+
+    __slots__ = ()
+
+    parts: ClassVar[str]
+    """Name of the field that holds them."""
+
+    def __getitem__(self, name: Key) -> Part:
+        part: Part = getattr(self, self.parts)[name]
+        return part
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(getattr(self, self.parts))
+
+    def __len__(self) -> int:
+        return len(getattr(self, self.parts))

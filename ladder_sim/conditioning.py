@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ladder_sim.serving.requests.result import Result
 
 
-class Measured(TypedDict, total=False):
+class ServerFigures(TypedDict, total=False):
     """Figures of standard, as `condition` takes them."""
 
     tpot_s: float
@@ -226,10 +226,10 @@ def condition(
     return dataclasses.replace(base, overheads={**base.overheads, **figures}, measurement=measurement)
 
 
-class MeasuredLoad(NamedTuple):
+class Stated(NamedTuple):
     """Figures that a running server measured, and the load and plan that they are of."""
 
-    figures: Measured
+    figures: ServerFigures
     """As `condition` takes them."""
     fields: Mapping[str, Any]
     """Arguments of `Scenario` that the measurement states."""
@@ -274,7 +274,7 @@ def _with_cautions(profile: CalibrationProfile, cautions: Sequence[str]) -> Cali
     return dataclasses.replace(profile, measurement=measurement._replace(caution=said, here=here))
 
 
-def read_measured(text: str) -> MeasuredLoad:
+def read_measured(text: str) -> Stated:
     """Read what ``--measured`` gives.
 
     Its text is ``tpot=19.3ms,ttft=200ms,tok/s=1500``, with the load and the plan where they are others than the
@@ -283,7 +283,7 @@ def read_measured(text: str) -> MeasuredLoad:
     """
     if Path(text).is_file() or "=" not in text:
         return _of_file(Path(text))
-    figures = Measured()
+    figures = ServerFigures()
     fields: dict[str, Any] = {}
     for part in filter(None, map(str.strip, text.split(","))):
         name, equals, value = (each.strip() for each in part.partition("="))
@@ -302,10 +302,10 @@ def read_measured(text: str) -> MeasuredLoad:
                 f"--measured {part}: neither a figure nor a part of the load or plan",
                 hint=f"figures are {', '.join(_NAMES)}; e.g. --measured tpot=19.3ms,concurrency=64",
             )
-    return MeasuredLoad(figures, fields)
+    return Stated(figures, fields)
 
 
-def _of_file(path: Path) -> MeasuredLoad:
+def _of_file(path: Path) -> Stated:
     # imported here: a figure that was typed needs no reader of files
     from ladder_sim.serving.requests.results import read_results
     from ladder_sim.serving.requests.traffic import Traffic
@@ -328,13 +328,13 @@ def _of_file(path: Path) -> MeasuredLoad:
         if isinstance(lengths, Traffic)
         else (np.mean([each.prompt for each in lengths]), np.mean([each.gen for each in lengths]))
     )
-    figures = Measured()
+    figures = ServerFigures()
     if "tpot_mean_s" in result.figures:
         figures["tpot_s"] = result.figures["tpot_mean_s"]
     if "ttft_mean_s" in result.figures:
         figures["ttft_s"] = result.figures["ttft_mean_s"]
     load = {"concurrency": result.concurrency, "prompt": round(float(prompt)), "gen": round(float(gen))}
-    return MeasuredLoad(figures, {**plan_of(result), **load}, result)
+    return Stated(figures, {**plan_of(result), **load}, result)
 
 
 def _check(measured: Mapping[str, float], scenario: Scenario) -> None:

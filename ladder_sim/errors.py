@@ -31,15 +31,7 @@ EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
 
 class LadderSimError(Exception):
-    """Base of every error this package raises on purpose.
-
-    Parameters
-    ----------
-    message
-        The value and the rule it breaks.
-    hint
-        The way out, in one line; may be empty.
-    """
+    """Base of every error this package raises on purpose: the value and the rule it breaks, and the way out, if any."""
 
     exit_code: ClassVar[int] = 1
 
@@ -61,18 +53,8 @@ class UsageError(LadderSimError):
 class UnknownNameError(UsageError):
     """A name that is in no catalog.
 
-    Parameters
-    ----------
-    kind
-        Of the name, singular: ``"model"``, ``"cluster"``, ...
-    name
-        The unknown name.
-    known
-        Every valid name; the nearest becomes the hint.
-    more
-        Where to see them all, e.g. "`ladder-sim list models` shows all".
-    answer
-        What to do instead, where that is certain: no name is suggested then.
+    `kind` is singular, e.g. "model". The nearest of the `known` names becomes the hint, with where to see `more`; an
+    `answer` says what to do instead, where that is certain.
     """
 
     def __init__(self, kind: str, name: str, known: Iterable[str], *, more: str = "", answer: str = "") -> None:
@@ -175,17 +157,7 @@ class MissingDependencyError(LadderSimError):
 
 
 class MissingPackageError(MissingDependencyError):
-    """A package of an extra of ladder-sim is absent.
-
-    Parameters
-    ----------
-    need
-        What needs which package: "the explorer needs dash".
-    extra
-        The extra that installs the package.
-    otherwise
-        What to do without the package; may be empty.
-    """
+    """A package of an extra of ladder-sim is absent; `need` says what needs which: "the explorer needs dash"."""
 
     def __init__(self, need: str, *, extra: str = "runtime", otherwise: str = "") -> None:
         hint = install_command(extra) + (f", or {otherwise}" if otherwise else "")

@@ -312,15 +312,22 @@ def resolve_profile(scenario: Scenario, profile: str | CalibrationProfile | None
     if profile is not None:
         return load_profile(name)
     stack = scenario.stack
-    engine = [f"{name}-{stack.engine}"] if stack.engine else []
-    own = [f"{each}-{stack.tables}" for each in engine if stack.tables] + engine
+    # files of one's own may have changed
+    kept = is_shipped(name) and (not stack.profile or is_shipped(stack.profile))
+    own_profile = _own_profile if kept else _own_profile.__wrapped__
+    return own_profile(name, stack.engine, stack.tables, stack.profile)
+
+
+@lru_cache(maxsize=64)
+def _own_profile(name: str, engine: str, tables: str, fit: str) -> CalibrationProfile:
+    """Return the profile of a GPU under an engine, with the tables of its version if there are any, and with a fit."""
+    of_engine = [f"{name}-{engine}"] if engine else []
+    own = [f"{each}-{tables}" for each in of_engine if tables] + of_engine
     measured = load_profile(next(filter(is_shipped, own), name))
-    if not stack.profile:
+    if not fit:
         return measured
-    calibrated = load_profile(stack.profile)
-    if calibrated.base == measured.name:
-        return calibrated
-    return _with_fit(measured, calibrated)
+    calibrated = load_profile(fit)
+    return calibrated if calibrated.base == measured.name else _with_fit(measured, calibrated)
 
 
 @lru_cache(maxsize=32)

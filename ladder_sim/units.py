@@ -264,6 +264,11 @@ def format_bandwidth(bandwidth_Bps: float) -> str:
     return format_quantity(bandwidth_Bps, "Bps")
 
 
+def counted_text(number: int, noun: str) -> str:
+    """Return a number of things, e.g. 1 plan or 2 plans."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def format_count(count: float) -> str:
     """Write a number with three significant digits; whole numbers below 1000 stay as they are.
 

@@ -16,13 +16,7 @@ from ladder_sim_runtime.comm.launch import end_with, report_error
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; data on stdout, the rest on stderr.
-
-    Returns
-    -------
-    int
-        Exit code: 0, or that of the error.
-    """
+    """Run one command, data on stdout, the rest on stderr; return its exit code: 0, or that of the error."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
     return exit_code(lambda: _run(argv), debug="--debug" in argv, report=report_error)
 

@@ -36,7 +36,7 @@ from ladder_sim.sweeps.executors import Processes, serial
 from ladder_sim.sweeps.grid import variant_names
 from ladder_sim.sweeps.price import PRICE_CAVEAT, check_price, token_price
 from ladder_sim.sweeps.run import MAX_WORKERS
-from ladder_sim.units import format_seconds
+from ladder_sim.units import counted_text, format_seconds
 from ladder_sim.values import typed, whole
 from ladder_sim.wirings.names import parse
 
@@ -53,7 +53,7 @@ def at_load(base: Scenario, plan: Plan, load: int) -> Scenario:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Times:
+class _ReplicaTimes:
     """Of a replica, by its numbers of requests; seconds, NaN where they do not fit."""
 
     memory_bytes: Floats
@@ -68,7 +68,7 @@ class _Times:
         return not np.isnan(next(iter(self.ttft_s.values()))[row])
 
 
-def _times(replica: _Replica, variants: tuple[str, ...], profile: str | CalibrationProfile | None) -> _Times:
+def _times(replica: _Replica, variants: tuple[str, ...], profile: str | CalibrationProfile | None) -> _ReplicaTimes:
     """Return the times of a replica's options by number of requests; what does not fit is not simulated."""
     scenario, requests = replica[0], np.array(replica[1])
     workload = scenario.workload
@@ -96,7 +96,7 @@ def _times(replica: _Replica, variants: tuple[str, ...], profile: str | Calibrat
             raise
         except Exception as error:
             problem = reason(error)
-    return _Times(memory_bytes=memory_bytes, ttft_s=ttft_s, decode_s=decode_s, problem=problem)
+    return _ReplicaTimes(memory_bytes=memory_bytes, ttft_s=ttft_s, decode_s=decode_s, problem=problem)
 
 
 def simulated_options(
@@ -331,7 +331,7 @@ def _cautions(options: Sequence[Option], loads: Sequence[int], *, bounded: bool)
 def _no_fit(closest: Unfit, gpus: int, enough: int | None) -> InfeasibleError:
     """Return the error that no plan can run: why not even the one that needs least memory, and what would."""
     scenario = closest.scenario
-    head = f"no plan on at most {gpus} GPU{'s' if gpus > 1 else ''} can run"
+    head = f"no plan on at most {counted_text(gpus, 'GPU')} can run"
     if closest.problem:
         return InfeasibleError(f"{head}: {closest.problem}", hint="take other plans or variants")
     load = f"{'at' if scenario.workload.concurrency is None else 'with'} {load_label(scenario.workload)}"

@@ -112,11 +112,6 @@ class BreakEven(Answer):
         return Notes(confidences=self.confidences)
 
     @property
-    def whole_range(self) -> tuple[bool, bool]:
-        """Whether the lowest and the highest value of the range can run."""
-        return (not np.isnan(self.speedups[0]), not np.isnan(self.speedups[-1]))
-
-    @property
     def ends(self) -> tuple[tuple[float, Interval], tuple[float, Interval]]:
         """The lowest and the highest value that can run, each with its speedup."""
         there = np.flatnonzero(~np.isnan(self.speedups))

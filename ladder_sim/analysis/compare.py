@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
-from ladder_sim.answer import Answer
+from ladder_sim.answer import Listed
 from ladder_sim.display.document import Notes
 from ladder_sim.errors import LadderSimError, UnknownNameError, UsageError
 from ladder_sim.prediction import Predictions, predict
@@ -40,21 +40,16 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Comparison(Answer, Sequence[Candidate]):
+class Comparison(Listed[Candidate]):
     """One scenario on several clusters, or under several stacks: a sequence."""
 
     shown_by = "compare.ComparisonReport"
+    parts = "candidates"
 
     candidates: tuple[Candidate, ...]
     """In the order asked for."""
     left_out: tuple[str, ...] = ()
     """Names on which the scenario cannot run, each with the reason."""
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.candidates[index]
-
-    def __len__(self) -> int:
-        return len(self.candidates)
 
     @property
     def notes(self) -> Notes:

@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ladder_sim.answer import Answer
+from ladder_sim.answer import Listed
 from ladder_sim.closed_loop.step import simulate_requests
 from ladder_sim.confidence import Confidence
 from ladder_sim.costs.hardware import OVERALL, Hardware
@@ -66,10 +66,11 @@ class Sensitivity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class Sensitivities(Answer, Sequence[Sensitivity]):
+class Sensitivities(Listed[Sensitivity]):
     """What each figure does to a scenario's times: a sequence, largest change first."""
 
     shown_by = "sensitivity.SensitivityReport"
+    parts = "figures"
 
     figures: tuple[Sensitivity, ...]
     """Figures that are not zero."""
@@ -77,12 +78,6 @@ class Sensitivities(Answer, Sequence[Sensitivity]):
     """0.1: each was multiplied and divided by 1.1."""
     confidence: Confidence
     """Confidence of the scenario as it is, which the confidence holds."""
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.figures[index]
-
-    def __len__(self) -> int:
-        return len(self.figures)
 
     @property
     def variants(self) -> tuple[str, ...]:

@@ -44,17 +44,9 @@ GONE: Mapping[str, str] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line.
+    """Run the command line, by default the process's own arguments, without the program's name; return the exit code.
 
-    Parameters
-    ----------
-    argv
-        Arguments without the program's name; by default the process's own.
-
-    Returns
-    -------
-    int
-        0 done; 1 failed; 2 usage or bad input; 3 infeasible; 4 a missing dependency or device; 130 interrupted.
+    0 done; 1 failed; 2 usage or bad input; 3 infeasible; 4 a missing dependency or device; 130 interrupted.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments

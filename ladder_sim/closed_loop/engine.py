@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ladder_sim.closed_loop.schedule import Clients, Lengths, Schedule, Scheduling, Times, schedule
+from ladder_sim.closed_loop.schedule import Clients, ClientTimes, Lengths, Schedule, Scheduling, schedule
 from ladder_sim.des.shared import Number, minimum
 from ladder_sim.specs.workload import ROUNDS, SPREAD
 
@@ -84,12 +84,7 @@ class Served:
     def lasting(self, other: "Served", steps: float) -> "Served":
         """Return the requests with the times in the engine all longer or shorter, so that they take as long as others.
 
-        Parameters
-        ----------
-        other
-            Requests of the same load.
-        steps
-            Mean number of steps that decode a request.
+        The `other` ones are of the same load; `steps` that decode serve a request on average.
         """
         own_s, other_s = (each.ttft_s - each.front_end_s + steps * each.tpot_s for each in (self, other))
         scale, outside_s = other_s / own_s, other.front_end_s
@@ -148,14 +143,8 @@ class Steps:
     ) -> Self:
         """Return the times of steps up to `most` requests, interpolated between simulated steps.
 
-        Decoding is interpolated by the number of requests, prompts by their tokens.
-
-        Parameters
-        ----------
-        decode_s, added_s
-            Seconds; the latter of whole steps where prompts go first, which are not `mixed`.
-        more
-            `cold` and `least_s`.
+        Decoding is interpolated by the number of requests, prompts by their tokens. What prompts add is of whole steps
+        where they go first, which are not `mixed`.
         """
         numbers, seconds = zip(*sorted(decode_s.items()), strict=True)
         tokens, more_s = zip(*sorted(added_s.items()), strict=True)
@@ -176,7 +165,7 @@ class _Priced(NamedTuple):
     """The schedule."""
     runs_s: NDArray[np.float64]
     """What each run takes."""
-    times_s: Times
+    times_s: ClientTimes
     """Times of all requests together."""
     prompts_s: float
     """What prompts added to steps."""
@@ -194,7 +183,9 @@ class _Priced(NamedTuple):
         added_s = np.maximum(added_s, times.least_s - runs_s[prompts])
         runs_s[prompts] += added_s
         tokens_s = float((plan.steps * plan.decodes) @ alone_s)
-        return cls(plan, runs_s, Times(*(plan.times @ runs_s).tolist()), float(plan.steps[prompts] @ added_s), tokens_s)
+        return cls(
+            plan, runs_s, ClientTimes(*(plan.times @ runs_s).tolist()), float(plan.steps[prompts] @ added_s), tokens_s
+        )
 
     def front_end_s(self, front_end: FrontEnd) -> float:
         """Return the time of a request in the front end."""
@@ -251,29 +242,10 @@ def simulate(
 ) -> Served:
     """Simulate clients that send their first requests together, and each further one after an answer.
 
-    Parameters
-    ----------
-    times
-        Times of steps.
-    scheduling
-        How the engine schedules.
-    concurrency
-        Requests in flight.
-    prompt
-        Mean tokens of prompts.
-    steps
-        Mean number of steps that decode a request: its tokens less one. Above 0.
-    slots
-        Requests that can run at the same time. At least 1.
-    spread
-        Spread of the lengths of prompts and answers around their mean, either way. Of one length, requests that begin
-        together stay together.
-    rounds
-        Requests of each client. At least 2.
-    front_end
-        Front end of the server.
-    lengths
-        Lengths of steps by which requests are scheduled; by default those of `times`.
+    Prompts have a mean length, and `steps`, above 0, decode a request on average: its tokens less one. Lengths vary by
+    their `spread` around the mean, either way; of one length, requests that begin together stay together. Of the
+    requests in flight 1 to `slots` can run at a time; each client sends `rounds` of them, at least 2. Requests are
+    scheduled by `lengths` of steps, by default those of `times`.
 
     Examples
     --------

@@ -54,19 +54,8 @@ class _Times(NamedTuple):
 class Loop:
     """The steps of one variant with any requests in them, and the request that they serve.
 
-    Parameters
-    ----------
-    load
-        Requests in flight.
-    stack
-        CPU time of each request and step, and the front end.
-    passes
-        Simulated steps, by the names of `Requests.passes`. What prompts add to a step is the same next to fewer
-        requests.
-    usual
-        Those of standard with links as the catalogue has them, by which requests are scheduled.
-    scenario
-        How the engine schedules, and how requests spread.
+    `passes` are simulated steps, by the names of `Requests.passes`. What prompts add to a step is the same next to
+    fewer requests. `usual` are those of standard with links as the catalogue has them, by which requests are scheduled.
     """
 
     def __init__(

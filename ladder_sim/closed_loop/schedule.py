@@ -127,7 +127,7 @@ class Schedule:
     steps: NDArray[np.float64]
     """Steps that a run stands for, 0 where the engine waits: in the first rounds its own, then those of all rounds."""
     times: NDArray[np.float64]
-    """What each run adds to the times of `Times`, in proportion to the time that it takes."""
+    """What each run adds to the times of `ClientTimes`, in proportion to the time that it takes."""
     requests: float
     """Requests that are answered."""
     begun: float
@@ -152,7 +152,7 @@ class Schedule:
     """Runs before each request has its first token."""
 
 
-class Times(NamedTuple):
+class ClientTimes(NamedTuple):
     """Times of all requests together, or for each run what it adds to them."""
 
     now: Any
@@ -183,16 +183,8 @@ def _tokens(prompt: int, answer: int, spread: float, count: int) -> tuple[list[i
 def schedule(scheduling: Scheduling, clients: Clients, lengths: Lengths, delay: float) -> Schedule:
     """Schedule clients that send their first requests together, and each further one after an answer.
 
-    Parameters
-    ----------
-    scheduling
-        How the engine schedules.
-    clients
-        Requests in flight.
-    lengths
-        Lengths of steps.
-    delay
-        From an answer until the client's next request has left the front end, on average, in the unit of lengths.
+    The `delay` is from an answer until the client's next request has left the front end, on average, in the unit of
+    lengths.
     """
     concurrency, slots = clients.concurrency, clients.slots
     alone = lengths.decoding(concurrency)
@@ -300,20 +292,9 @@ def _summed(
 ) -> Schedule:
     """Return the schedule of runs of steps, whose first ones stand for themselves and the others for all that follow.
 
-    Parameters
-    ----------
-    clients
-        Requests in flight.
-    runs
-        Requests that decode (-1: the engine waits), tokens of prompts, steps and length of each run.
-    moments
-        Runs before each answered request was sent and admitted, had its first and its last token.
-    arrived
-        When it arrived.
-    answers
-        Further tokens of answered requests.
-    settled, settled_answers
-        Runs that stand for themselves, and requests that they answer.
+    A run has the requests that decode (-1: the engine waits), tokens of prompts, steps and length. Of answered requests
+    there are the runs before each was sent and admitted, had its first and its last token (`moments`), when it arrived,
+    and its further tokens. The first `settled` runs, which answer `settled_answers` requests, stand for themselves.
     """
     decodes, held, counts, spans = (np.array(column) for column in zip(*runs, strict=True))
     requests = max(clients.rounds * clients.concurrency, settled_answers)
@@ -331,7 +312,7 @@ def _summed(
     )
     outside = sent - arrives + np.bincount(during, weights * part, len(runs))
     begins = arrived == 0.0
-    times = Times(now=often, further=first - last, waited=sent - first, ran=admitted - last, outside=outside)
+    times = ClientTimes(now=often, further=first - last, waited=sent - first, ran=admitted - last, outside=outside)
     steps = often * counts * (decodes >= 0)
     prompts = np.flatnonzero(held)
     return Schedule(

@@ -46,13 +46,8 @@ def simulate_request(
 ) -> Mapping[str, Request]:
     """Simulate one request of each of several variants: in a static batch, or among those in flight.
 
-    Raises UsageError if jitter is asked for with requests in flight, or the server does not take requests of that
-    length.
-
-    Parameters
-    ----------
-    scenario, variants, costs, engine, jitter
-        As in `ladder_sim.simulate.request.simulate_request`.
+    Arguments are those of `ladder_sim.simulate.request.simulate_request`. Raises UsageError if jitter is asked for with
+    requests in flight, or the server does not take requests of that length.
     """
     workload = scenario.workload
     if workload.concurrency is None:
@@ -72,12 +67,8 @@ def simulate_requests(
 ) -> Mapping[str, Request]:
     """Simulate requests on many kinds of hardware, of many sizes, at once.
 
-    Raises UsageError if the server does not take requests of that length.
-
-    Parameters
-    ----------
-    scenario, figures, variants, profile
-        As in `ladder_sim.simulate.request.simulated_alike`; ``concurrency`` and `LIMITS` may be among the figures.
+    Arguments are those of `ladder_sim.simulate.request.simulated_alike`; ``concurrency`` and `LIMITS` may be among the
+    figures. Raises UsageError if the server does not take requests of that length.
     """
     count = one_length(figures)
     times = {name: (np.empty(count), np.empty(count)) for name in variants}

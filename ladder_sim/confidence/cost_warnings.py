@@ -17,7 +17,7 @@ from ladder_sim.simulate.request import Request
 from ladder_sim.specs.catalog import release
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.scenario_warnings import DECISIVE, Caution
-from ladder_sim.specs.settings import name_in
+from ladder_sim.specs.settings import option_name
 from ladder_sim.specs.workload import FORMATS
 from ladder_sim.units import format_bytes, format_seconds
 from ladder_sim.wirings.layout import lay_out
@@ -81,7 +81,7 @@ def cost_warnings(
         requests, most = scenario.plan.group_requests(workload.concurrency), scenario.step_requests
         groups = f" of each of {scenario.plan.groups} groups" if scenario.plan.groups > 1 else ""
         if most < min(room, requests):
-            option = name_in(scenario.stack, "step_requests")
+            option = option_name(scenario.stack, "step_requests")
             text = f"{option} {most} is fewer than {requests} requests in flight{groups}: the others wait"
             warnings.append(Caution(text, DECISIVE))
         elif room < requests:

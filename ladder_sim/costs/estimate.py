@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ladder_sim.costs.collectives.algorithms import ALL_REDUCE, DISPATCHES, Holder
+from ladder_sim.costs.collectives.algorithms import ALL_REDUCE, DISPATCHES, CollectiveKernel
 from ladder_sim.des.shared import NOTHING, TINY, Demand, Floats, Number, any_true, maximum, minimum, where
 from ladder_sim.errors import ProfileError
 from ladder_sim.kernels import Shape
@@ -67,10 +67,10 @@ GEMV_ROWS = 1
 # SMs that a GEMM bound by arithmetic loses for each one held: its blocks start in clusters of two or four on SMs of one
 # GPC (nvjet kernels "2x1", "4x1" in kernels_of_a_layer.csv), so that the neighbour of one that is held stays idle
 CLUSTERED = 2.0
-# what each algorithm keeps SMs for: also NCCL through host memory, a ring, and across nodes
-HOLDERS: Mapping[str, Holder] = {
-    **{name: algorithm.holder for name, algorithm in ALL_REDUCE.items()},
-    **{name: algorithm.holder for (_, name), algorithm in DISPATCHES.items()},
+# the kind of kernel that runs each algorithm: also NCCL through host memory, a ring, and across nodes
+KERNELS: Mapping[str, CollectiveKernel] = {
+    **{name: algorithm.kernel for name, algorithm in ALL_REDUCE.items()},
+    **{name: algorithm.kernel for (_, name), algorithm in DISPATCHES.items()},
     "nccl-host": "ring",
     "ring": "ring",
     "tree": "tree",
@@ -161,17 +161,17 @@ def waiting_share(steps: Number, seconds: Number, parameters: OverlapParameters)
 
 def collective_sms(algorithm: str, message_bytes: Number, parameters: OverlapParameters) -> Number:
     """Return the number of SMs that a collective keeps for itself."""
-    holder = HOLDERS[algorithm]
-    if holder == "multimem":
+    kernel = KERNELS[algorithm]
+    if kernel == "multimem":
         return MULTIMEM_BLOCKS
-    if holder == "nvls":
+    if kernel == "nvls":
         return parameters.nvls_channels
-    if holder == "deepep":
+    if kernel == "deepep":
         return DEEPEP_SMS
     maximum_sms: Number
-    if holder == "blocks":
+    if kernel == "blocks":
         bytes_each, maximum_sms = BLOCK_BYTES, MAX_BLOCKS
-    elif holder == "tree":
+    elif kernel == "tree":
         bytes_each, maximum_sms = TREE_CHANNEL_BYTES, parameters.nvls_channels
     else:
         bytes_each, maximum_sms = RING_CHANNEL_BYTES, parameters.max_channels
@@ -182,7 +182,7 @@ def collective_traffic_bytes(algorithm: str, message_bytes: Number, parameters: 
     """Return the bytes of device memory traffic of a collective on each GPU."""
     if ("dispatch", algorithm) in DISPATCHES:
         return message_bytes * COPY_TRAFFIC
-    in_switch = HOLDERS[algorithm] in ("nvls", "multimem")
+    in_switch = KERNELS[algorithm] in ("nvls", "multimem")
     return message_bytes * (parameters.nvls_traffic if in_switch else parameters.ring_traffic)
 
 
@@ -193,10 +193,10 @@ def memory_steps(algorithm: str, kind: str, nodes: int, ranks: int) -> float:
     (2.21.5, src/device/all_reduce.h); NVLS hands it to the switch and back, each with a fence and a flag. Other kernels
     read each other's data between two barriers. These are the least steps; those across the network are counted once.
     """
-    holder = HOLDERS[algorithm]
+    kernel = KERNELS[algorithm]
     ways = 2.0 if kind.startswith("all_reduce") else 1.0
-    if holder in ("ring", "tree", "nvls"):
-        inside = 2.0 * ways if holder == "nvls" else ways * (ranks - 1)
+    if kernel in ("ring", "tree", "nvls"):
+        inside = 2.0 * ways if kernel == "nvls" else ways * (ranks - 1)
         return NCCL_ENDS + inside + ways * math.log2(nodes)
     return 1.0 + 2.0 * SHOTS.get(algorithm, 1)
 

@@ -40,6 +40,8 @@ class Link:
 
     def among(self, ranks: int) -> Self:
         """Return the link as a group of so many GPUs of one node can use it."""
+        if not self.mesh_links:
+            return self
         return dataclasses.replace(self, bandwidth_Bps=mesh_share(self.mesh_links, ranks) * self.bandwidth_Bps)
 
     def same_as(self, other: "Link") -> bool:

@@ -46,9 +46,8 @@ from ladder_sim.specs import catalog
 from ladder_sim.specs.stack import Sampling
 from ladder_sim.system.files import Schema, read_bytes, stamp, write_file
 
-# 2: a fit to end-to-end runs is called `stack_fit`, and its scales `near` and `beyond`; 3: entries of other formats of
-# weights, and a profile of a stack may hold what differs from its GPU's; 4: contention is steps through memory
-SCHEMA = Schema(version=4)
+# 3: a profile of a stack may hold what differs from its GPU's; 4: contention is steps through memory
+SCHEMA = Schema(version=4, oldest=3, stale="it is of ladder-sim 0.1: measure and fit it again")
 SUFFIX = ".json.gz"
 # next to a profile's file, of files of the same names with what models with experts need
 MOE_FOLDER = "moe"
@@ -62,8 +61,6 @@ _SHIPPED_NAME = re.compile(r"[a-z0-9-]+(\.[0-9]+)?")
 _OPTIONAL = ("stack_fit", "sampling", "experts", "in_place")
 # entries of a derived profile that add to its base's
 _SHARED = ("environment", "sources", "gemm", "attention_prefill", "attention_decode", "collectives")
-# files of schema version 1: the entry, and its two scales
-_OLD_STACK_FIT, _OLD_SCALES = "transfer", {"near": "fitted_scale", "beyond": "other_scale"}
 # a fit's figure in files of earlier versions
 _OLD_FIGURES = {b'"host.latency_s"': b'"host.allreduce_floor_s"'}
 
@@ -84,7 +81,7 @@ class ReferencePart(Part):
 class DerivedDocument(Part):
     """A file with what differs from a shipped profile: tables, curves, a fit."""
 
-    schema_version: Literal[1, 2, 3, 4] = 1
+    schema_version: Literal[3, 4]
     name: str
     created: str
     base: str
@@ -100,7 +97,7 @@ class DerivedDocument(Part):
 class ProfileDocument(Part):
     """A file with tables of its own."""
 
-    schema_version: Literal[1, 2, 3, 4] = 1
+    schema_version: Literal[3, 4]
     name: str
     gpu: str
     created: str
@@ -130,8 +127,6 @@ def decode(document: bytes, *, origin: str) -> CalibrationProfile:
     """
     try:
         head = read_head(_Head, document, SCHEMA, origin, ProfileError)
-        if head.schema_version == 1:
-            document = _upgraded(document)
         if head.schema_version < 4:
             document = _without_waves(document)
         for old, name in _OLD_FIGURES.items():
@@ -172,16 +167,6 @@ def _beyond(entries: Any, base: Any) -> Any:
         else value
         for name, value in changed.items()
     }
-
-
-def _upgraded(document: bytes) -> bytes:
-    if f'"{_OLD_STACK_FIT}"'.encode() not in document:
-        return document
-    entries = json.loads(document)
-    fit = entries.pop(_OLD_STACK_FIT, None)
-    if isinstance(fit, dict):
-        fit = {_OLD_SCALES.get(name, name): value for name, value in fit.items()}
-    return json.dumps({**entries, "stack_fit": fit}).encode()
 
 
 def _without_waves(document: bytes) -> bytes:
@@ -303,13 +288,10 @@ def shipped_profiles() -> list[str]:
     return sorted(file.name.removesuffix(SUFFIX) for file in _SHIPPED.glob(f"*{SUFFIX}"))
 
 
+@lru_cache(maxsize=256)
 def is_shipped(name: str) -> bool:
     """Whether a profile of this name comes with the package."""
-    return _SHIPPED_NAME.fullmatch(name) is not None and os.path.isfile(_shipped_path(name))
-
-
-def _shipped_path(name: str) -> str:
-    return f"{_SHIPPED}/{name}{SUFFIX}"
+    return _SHIPPED_NAME.fullmatch(name) is not None and os.path.isfile(f"{_SHIPPED}/{name}{SUFFIX}")
 
 
 def load_profile(name_or_path: str | os.PathLike[str]) -> CalibrationProfile:
@@ -379,7 +361,7 @@ def save_profile(profile: CalibrationProfile, path: str | os.PathLike[str]) -> N
 
 def _find(text: str) -> str:
     if is_shipped(text):
-        return _shipped_path(text)
+        return f"{_SHIPPED}/{text}{SUFFIX}"
     if not os.path.isfile(text):
         hint = UnknownNameError("profile", text, shipped_profiles()).hint
         raise ProfileError(f"no shipped profile and no file is called {text!r}", hint=hint)

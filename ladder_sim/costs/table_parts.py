@@ -99,6 +99,9 @@ def in_place(part: InPlacePart) -> InPlace:
     for number, kernel in enumerate(part.kernels):
         try:
             sizes = {name: size for name, size in (kernel.model_extra or {}).items() if name not in _EARLIER}
+            if kernel.kind == "norm":
+                # files of earlier versions do not say it
+                sizes.setdefault("normalises", True)
             shape = SHAPES[kernel.shape](**sizes)
         except (KeyError, TypeError):
             raise BrokenRuleError(f"in_place.kernels[{number}] has not the sizes of a kernel") from None

@@ -17,7 +17,7 @@ from ladder_sim.specs.catalog import stack, stack_names
 from ladder_sim.specs.cluster import THIS_MACHINE
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.workload import FORMATS, USUAL, Workload
-from ladder_sim.units import decimals_of, format_count, format_quantity, short_name, step_for, unit_of
+from ladder_sim.units import counted_text, decimals_of, format_count, format_quantity, short_name, step_for, unit_of
 from ladder_sim.wirings.names import NO_COMMUNICATION
 
 # what pages call the fields
@@ -234,9 +234,9 @@ def workload_label(scenario: Scenario, *, batch: bool = True) -> str:
     workload = scenario.workload
     size = f"static batch of {workload.batch}" if batch else "static batches"
     if workload.concurrency is not None:
-        number = f"{workload.concurrency} request{'s' if workload.concurrency > 1 else ''} in flight"
+        number = f"{counted_text(workload.concurrency, 'request')} in flight"
         size = (number if batch else "requests in flight") + (" of one length" if workload.spread == 0 else "")
-    tokens = f"{workload.gen} new token{'s' if workload.gen > 1 else ''}"
+    tokens = counted_text(workload.gen, "new token")
     loads = workload.imbalance
     imbalance = f", experts {loads.name}" if scenario.model.experts and loads != USUAL else ""
     return f"{size}, prompt {workload.prompt}, {tokens}, {workload.dtype}{imbalance}"

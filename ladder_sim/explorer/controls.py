@@ -14,7 +14,7 @@ from ladder_sim.errors import LadderSimError
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.answers import Setup
 from ladder_sim.explorer.markup import Markup, tag
-from ladder_sim.explorer.state import SLO_BOUNDS, State
+from ladder_sim.explorer.state import BY_KEY, SLO_BOUNDS, State
 from ladder_sim.hf.quantization import DType, KvDType
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS
@@ -366,7 +366,6 @@ _OF_FLAGS = {argument.flag: (argument.key, _argument(name).title) for name, argu
 # the longest first: `--set sp` is no `--set`
 _FLAGS = rf"({'|'.join(sorted(map(re.escape, _OF_FLAGS), key=len, reverse=True))})(?![\w-])"
 _WAY_OUT = re.compile(rf"{_FLAGS}(?: ([\w.@:-]+)\b)?")
-_ARGUMENTS = {argument.key: argument for argument in ARGUMENTS.values()}
 
 
 def page_words(text: str) -> str:
@@ -395,7 +394,7 @@ def ways_out(hint: str) -> list[tuple[str, str]]:
         texts = []
         for flag, value in _WAY_OUT.findall(part):
             key, title = _OF_FLAGS[flag]
-            argument = _ARGUMENTS.get(key)
+            argument = BY_KEY.get(key)
             if flag == "--set ignore_memory=true" or (argument and argument.kind is bool):
                 changes[key] = "1"
                 texts.append(title)

@@ -220,6 +220,12 @@ def picture(answer: Answer, pinned: Sequence[Answer] = ()) -> Markup:
     return tag("div", head, body, axis, class_="forest", style=scale.style, role="img", aria_label=label)
 
 
+def tick_step(span: float) -> float:
+    """Return the distance of an axis' ticks: a round number, of which a span has a few."""
+    power = 10.0 ** floor(log10(span))
+    return next(power * each for each in (0.1, 0.2, 0.5, 1.0, 2.0) if span / (power * each) <= _TICKS)
+
+
 class _Scale:
     """A horizontal axis that holds 1 and the intervals, but for ends far above all values."""
 
@@ -230,10 +236,7 @@ class _Scale:
         high = min(most, max(1.0, *(row.gain.high if row.gain.known else row.gain.value for row in rows)))
         margin = max(_MARGIN * (high - low), 0.01)
         self.low, self.high = low - margin, high + margin
-        step = 10.0 ** floor(log10(self.high - self.low))
-        self.step = next(
-            step * each for each in (0.1, 0.2, 0.5, 1.0, 2.0) if (self.high - self.low) / (step * each) <= _TICKS
-        )
+        self.step = tick_step(self.high - self.low)
         first = floor(self.low / self.step) + 1
         self.ticks = [number * self.step for number in range(first, floor(self.high / self.step) + 1)]
 
@@ -308,19 +311,7 @@ def colour_of(option: str) -> str:
 
 
 def document(first: Reply, settings: Markup, *, scripts: Sequence[str], exported: bool = False) -> str:
-    """Return the whole page with its first answer.
-
-    Parameters
-    ----------
-    first
-        Answer of the query that the page opens with.
-    settings
-        The sheet of all settings.
-    scripts
-        Addresses of the page's scripts, in their order.
-    exported
-        For a folder without a server.
-    """
+    """Return the whole page with its first answer; `scripts` are addresses, and `exported` means without a server."""
     menu = [
         tag("a", "Prediction ", tag("small", "CSV"), data_file="prediction.csv"),
         tag("a", "Prediction ", tag("small", "JSON"), data_file="prediction.json"),

@@ -113,12 +113,12 @@ class State:
                 settings[key] = _setting(key, text)
             elif key in seen:
                 raise UsageError(f"'{key[:40]}' is given twice", hint="give each field once")
-            elif key in _ARGUMENTS:
-                arguments[_ARGUMENTS[key].name] = _argument(_ARGUMENTS[key], text)
+            elif key in BY_KEY:
+                arguments[BY_KEY[key].name] = _argument(BY_KEY[key], text)
             elif key in _READERS:
                 values[key] = _READERS[key](key, text)
             else:
-                raise UnknownNameError("field of a link", key[:40], (*_ARGUMENTS, *_READERS, "pin"))
+                raise UnknownNameError("field of a link", key[:40], (*BY_KEY, *_READERS, "pin"))
             seen.add(key)
         state = cls(arguments=arguments, settings=settings, pins=tuple(pins), **values)
         state._check(allowlist)
@@ -382,7 +382,8 @@ def _field_text(value: Any) -> str:
     return "1" if isinstance(value, bool) else str(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
-_ARGUMENTS = {argument.key: argument for argument in ARGUMENTS.values()}
+# arguments of a scenario by their names in a link
+BY_KEY = {argument.key: argument for argument in ARGUMENTS.values()}
 # what reads each other field of a link
 _READERS: Mapping[str, Callable[[str, str], Any]] = {
     "shape": _shape,

@@ -2,13 +2,11 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from ladder_sim.display.labels import LEGEND, next_to_label, wiring_label
 from ladder_sim.errors import UsageError
 from ladder_sim.explorer.answers import Queries
 from ladder_sim.explorer.markup import Markup, join, tag
-from ladder_sim.explorer.page import fold
+from ladder_sim.explorer.page import fold, tick_step
 from ladder_sim.explorer.panels import Panel, chart, figures_of, file_link, grid, headed, tail
 from ladder_sim.explorer.snippets import command_line
 from ladder_sim.prediction import Prediction
@@ -39,7 +37,7 @@ def timeline(queries: Queries, query: str) -> Panel:
     said = [f"In a {phase} step two layers take ", times[0], *((" and ", each) for each in times[1:]), "."]
     other = "prefill" if phase == "decode" else "decode"
     rows = [_lanes(name, own, end_us, exposed[name]) for name, own in bars.items()]
-    step = _step(end_us)
+    step = tick_step(end_us)
     ticks = [
         tag("span", f"{number * step:g}" + ("" if number else " us"), style=f"left:{100 * number * step / end_us:.2f}%")
         for number in range(int(end_us / step) + 1)
@@ -135,11 +133,6 @@ def _bar(bar: Bar, end_us: float, *, first: bool) -> Markup:
 
 def _place(start: float, stop: float, end: float) -> str:
     return f"left:{100.0 * start / end:.3f}%;width:{100.0 * (stop - start) / end:.3f}%"
-
-
-def _step(end: float) -> float:
-    power = 10.0 ** np.floor(np.log10(end))
-    return float(next(power * each for each in (0.1, 0.2, 0.5, 1.0, 2.0) if end / (power * each) <= 8))
 
 
 def breakdown(queries: Queries, query: str) -> Panel:

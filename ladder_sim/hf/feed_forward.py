@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from ladder_sim.hf.attention import BlockBase
+from ladder_sim.hf.block import BlockBase
 from ladder_sim.hf.fields import MAXIMA, Fields
 from ladder_sim.hf.quantization import DType, LayerPart
 from ladder_sim.hf.types import EXPERT_COUNTS, EXPERTS

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from ladder_sim.hf.attention import BlockBase, Gqa, Index, Mla, heads_problem, rank_heads
+from ladder_sim.hf.attention import Gqa, Index, Mla, heads_problem, rank_heads
+from ladder_sim.hf.block import BlockBase
 from ladder_sim.hf.feed_forward import Dense, Moe
 
 # of a recurrent state: the gated delta rule (arXiv 2412.06464); Kimi delta attention, whose decay is of each channel

@@ -13,7 +13,7 @@ from ladder_sim.confidence import Interval
 from ladder_sim.display.document import Document
 from ladder_sim.display.labels import asked_text, evidence_text, interval_text
 from ladder_sim.prediction import Prediction
-from ladder_sim.report.columns import Column, counted_text, fields_of, number_text, table_of
+from ladder_sim.report.columns import Column, fields_of, number_text, table_of
 from ladder_sim.report.console import WholeTable
 from ladder_sim.report.figures.style import (
     NOW_MARKER,
@@ -28,7 +28,7 @@ from ladder_sim.report.prediction import limit_text
 from ladder_sim.report.report import Brief, Remark, Report
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.units import format_bytes, format_seconds
+from ladder_sim.units import counted_text, format_bytes, format_seconds
 
 # rows of the default answer, and plans behind it
 _SHOWN, PLANS_SHOWN = 4, 8
@@ -59,10 +59,6 @@ def _figure(read: Callable[[Option], Any]) -> Callable[[Row], Any]:
     return lambda row: row.option and read(row.option)
 
 
-def _degree(name: str) -> Column[Row]:
-    return Column(name, lambda row: getattr(row.scenario.plan, name))
-
-
 _LOAD: Column[Row] = Column("", lambda row: str(row.scenario.workload.in_flight), "requests")
 _PRICE: Column[Row] = Column("usd_per_Mtoken", _figure(lambda option: option.usd_per_Mtoken), "$/Mtoken", null=True)
 
@@ -70,7 +66,7 @@ _PRICE: Column[Row] = Column("usd_per_Mtoken", _figure(lambda option: option.usd
 VALUES: Sequence[Column[Row]] = (
     Column("variant", _figure(lambda option: option.variant), "variant", null=True),
     Column("", lambda row: str(row.scenario.plan), "plan"),
-    *(_degree(field.name) for field in fields(Plan)),
+    *(Column(field.name, attrgetter(f"scenario.plan.{field.name}")) for field in fields(Plan)),
     _LOAD,
     Column("gpus", lambda row: row.scenario.plan.gpus, "GPUs", kind=int),
     Column("nodes", lambda row: row.scenario.nodes),

@@ -20,10 +20,11 @@ from ladder_sim.display.labels import (
     scenario_label,
     wiring_label,
 )
-from ladder_sim.report.columns import Column, counted_text, fields_of, table_of
+from ladder_sim.report.columns import Column, fields_of, table_of
 from ladder_sim.report.console import WholeTable
 from ladder_sim.report.figures.style import TEXT_COLOUR, Figure, figure, value_axis, variant_colour
 from ladder_sim.report.report import Brief, Remark, Report
+from ladder_sim.units import counted_text
 
 # rows of the default answer
 _SHOWN = 7
@@ -50,7 +51,7 @@ class BreakEvenReport(Report[BreakEven]):
         """Return the values where something happens, the most important first."""
         result = self.answer
         (low, at_low), (high, at_high) = result.ends
-        from_start, to_end = result.whole_range
+        from_start, to_end = (not np.isnan(result.speedups[end]) for end in (0, -1))
         found: list[tuple[float, Interval, str]] = [
             (low, at_low, "start of the range searched" if from_start else "smallest value tried that can run"),
             (high, at_high, "end of the range searched" if to_end else "largest value tried that can run"),

@@ -11,7 +11,7 @@ from rich.text import Text
 from ladder_sim.confidence import Interval
 from ladder_sim.display.document import Document, Notes
 from ladder_sim.display.labels import interval_text, placed_text, wiring_label
-from ladder_sim.report.columns import Column, counted_text, fields_of, number_text, table_of, times_text
+from ladder_sim.report.columns import Column, fields_of, number_text, table_of, times_text
 from ladder_sim.report.console import WholeTable
 from ladder_sim.report.figures.serve import capacity_figure
 from ladder_sim.report.report import WIDTH, Brief, Remark, Report
@@ -32,6 +32,7 @@ from ladder_sim.serving import Capacity, Fleet
 from ladder_sim.serving.replicas.simulation import Sizes
 from ladder_sim.serving.sizing.best_plan import AS_MANY, MORE
 from ladder_sim.serving.sizing.search import ENDLESS
+from ladder_sim.units import counted_text
 from ladder_sim.wirings.names import NO_COMMUNICATION
 
 # title of tables

@@ -124,11 +124,6 @@ def percent(share: float, digits: int = 1, sign: str = "") -> str:
     return f"{100.0 * share:{sign}.{digits}f} %"
 
 
-def counted_text(number: int, noun: str) -> str:
-    """Return a number of things, e.g. 1 plan or 2 plans."""
-    return f"{number} {noun}{'s' * (number != 1)}"
-
-
 def times_text(gain: Interval) -> str:
     """Return a ratio as it stands in a sentence: "1.26x (1.08-1.46)"."""
     value, _, ends = gain.text.partition(" ")

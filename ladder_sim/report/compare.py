@@ -8,11 +8,12 @@ from rich.console import RenderableType
 from ladder_sim.analysis.compare import Candidate, Comparison, kind_of
 from ladder_sim.display.document import Document, scenario_fields
 from ladder_sim.display.labels import asked_text, evidence_text, wiring_label, workload_label
-from ladder_sim.report.columns import Column, counted_text, number_text, percent, table_of, times_text
+from ladder_sim.report.columns import Column, number_text, percent, table_of, times_text
 from ladder_sim.report.console import WholeTable
 from ladder_sim.report.figures.style import SERIES_COLOURS, Figure, error_bars, figure
 from ladder_sim.report.prediction import prediction_fields
 from ladder_sim.report.report import WIDTH, Brief, Remark, Report
+from ladder_sim.units import counted_text
 from ladder_sim.wirings.names import NO_COMMUNICATION
 
 # rows of the default answer

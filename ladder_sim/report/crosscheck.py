@@ -12,7 +12,7 @@ from ladder_sim.report.console import table, to_html
 from ladder_sim.report.errors import Group as Points
 from ladder_sim.report.errors import parity_figure
 from ladder_sim.report.figures.style import Figure, figure_html, page, variant_colour
-from ladder_sim.units import format_bytes, format_seconds
+from ladder_sim.units import counted_text, format_bytes, format_seconds
 from ladder_sim.validation.compare import Quantity
 
 COLUMNS = ("link", "variant", "", "predicted", "measured", "95 % interval", "error", "bound")
@@ -34,8 +34,8 @@ def title(result: Result) -> str:
     return (
         f"{run['model']}: {run['layers']} layers, hidden {run['hidden']}, TP {run['tp']}, backend {run['backend']}, "
         f"batch {run['batch']}, prompt {run['prompt']}, {run['gen']} new tokens, stack {run['stack']}\n"
-        f"fp32 on {machine['cpu']}, {cores} core{'s' * (cores > 1)}, torch {machine['torch']}, "
-        f"{threads} thread{'s' * (threads > 1)} per rank; "
+        f"fp32 on {machine['cpu']}, {counted_text(cores, 'core')}, torch {machine['torch']}, "
+        f"{counted_text(threads, 'thread')} per rank; "
         f"{run['rounds']} rounds, load average {min(load):.1f} to {max(load):.1f}"
     )
 

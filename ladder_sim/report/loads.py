@@ -15,9 +15,9 @@ from ladder_sim.report.errors import error_columns, error_fields, left_out, load
 from ladder_sim.report.report import Brief, Remark, Report
 from ladder_sim.serving import Traffic
 from ladder_sim.serving.requests.result import Result
-from ladder_sim.units import step_for
+from ladder_sim.units import counted_text, step_for
 from ladder_sim.validation.compare import ErrorStats, Quantity
-from ladder_sim.validation.load import LoadComparison, LoadValidation, summarize_loads
+from ladder_sim.validation.load import DEPLOYMENT, LoadComparison, LoadValidation, summarize_loads
 
 FIGURE_COLUMNS = ("figure", "measured", "predicted (90 %)", "error", "inside")
 # loads of which --explain shows each figure
@@ -26,8 +26,6 @@ _SHOWN_LOADS = 4
 _SHOWN_FIGURES = 4
 _WANTED = ("tpot_mean_s", "ttft_mean_s", "tpot_p99_s", "ttft_p99_s", "tokens_per_s", "e2e_mean_s", "requests_per_s")
 _RATES = {"requests_per_s": "requests/s", "tokens_per_s": "tok/s", "tokens_per_s_per_gpu": "tok/s per GPU"}
-
-SERVER = ("model", "cluster", "stack", "dtype", "tp", "ep", "attention_dp")
 
 # in JSON and CSV, of one figure
 VALUES: Sequence[Column[Quantity | None]] = quantity_columns("", lambda each: each)
@@ -94,7 +92,7 @@ class LoadsReport(Report[LoadValidation]):
             errors = list(summarize_loads(timed).items())
             parts += [Text("errors of all loads"), table_of(SHOWN, errors), Text()]
         notes = Counter(each.note for each in self.answer if each.note)
-        parts += [Text(f"{count} load{'s' if count > 1 else ''}: {note}") for note, count in notes.items()]
+        parts += [Text(f"{counted_text(count, 'load')}: {note}") for note, count in notes.items()]
         return Group(*parts)
 
     def values(self) -> Document:
@@ -107,7 +105,7 @@ class LoadsReport(Report[LoadValidation]):
                 "load": number,
                 "tool": each.result.tool,
                 "source": each.result.server.get("source", ""),
-                **{name: scenario.get(name) for name in SERVER},
+                **{name: scenario.get(name) for name in DEPLOYMENT},
                 "concurrency": each.result.concurrency or None,
             }
             figures = each.figures or dict.fromkeys(each.result.figures)

@@ -30,7 +30,7 @@ from ladder_sim.report.figures.prediction import breakdown_figure, timeline_figu
 from ladder_sim.report.report import WIDTH, Brief, Remark, Report
 from ladder_sim.simulate.breakdown import Collective, SimulatedOp
 from ladder_sim.simulate.passes import ForwardPass
-from ladder_sim.units import format_bytes, format_seconds
+from ladder_sim.units import counted_text, format_bytes, format_seconds
 from ladder_sim.wirings.names import NO_COMMUNICATION
 
 # of a request's time: less rounds to 0.0 %
@@ -188,7 +188,7 @@ def _instead(predictions: Predictions) -> Iterator[str]:
         return
     asked, there = predictions.confidence.scenario, found.scenario
     fewer = asked.nodes - there.nodes
-    fits = f"fits {there.nodes} node{'s' if there.nodes > 1 else ''}: " if fewer else "is faster: "
+    fits = f"fits {counted_text(there.nodes, 'node')}: " if fewer else "is faster: "
     yield f"--dtype fp8 {fits}standard makes {interval_text(found.tokens_per_s)} tok/s there, without retraining."
 
 

@@ -1,6 +1,7 @@
 """The answer of `validate --ranking`: what is lost by running the plan that is predicted to be best."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import ClassVar
 
 from rich.console import Group, RenderableType
@@ -22,14 +23,8 @@ _LABELS: dict[Choice, str] = {
 VALUES: Sequence[Column[Pick]] = (
     Column("choice", lambda each: each.choice, kind=Choice),
     Column("line", lambda each: each.serving.line, kind=int),
-    *(
-        Column(name, lambda each, name=name: getattr(each.serving.setup, name), kind=str)  # type: ignore[misc]
-        for name in ("model", "cluster", "stack", "dtype")
-    ),
-    *(
-        Column(name, lambda each, name=name: getattr(each.serving, name))  # type: ignore[misc]
-        for name in ("concurrency", "prompt", "gen")
-    ),
+    *(Column(name, attrgetter(f"serving.setup.{name}"), kind=str) for name in ("model", "cluster", "stack", "dtype")),
+    *(Column(name, attrgetter(f"serving.{name}")) for name in ("concurrency", "prompt", "gen")),
     Column("plans", lambda each: each.plans, kind=int),
     Column("picked", lambda each: str(each.serving.setup.plan), kind=str),
     Column("best", lambda each: str(each.best), kind=str),

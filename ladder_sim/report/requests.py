@@ -14,14 +14,13 @@ from ladder_sim.serving import SLO, Capacity, Request, Served, Service, Trace, T
 from ladder_sim.serving.engine.speculation import Speculation
 from ladder_sim.serving.intervals import steps_note
 from ladder_sim.serving.sizing.search import ENDLESS
+from ladder_sim.specs.arguments import REQUESTS
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.units import step_for
+from ladder_sim.units import counted_text, step_for
 from ladder_sim.validation.load import errors_of
 from ladder_sim.wirings.names import NO_COMMUNICATION
 
 _Each = TypeVar("_Each")
-# arguments of a scenario that the load replaces
-_REPLACED = ("batch", "prompt", "gen", "concurrency")
 
 
 def requests_label(requests: Traffic | Trace | Sequence[Request]) -> str:
@@ -118,7 +117,8 @@ def load_fields(answer: Served | Capacity) -> dict[str, Any]:
             # random ones have lengths, recorded ones units
             if hasattr(requests, name):
                 load[name] = str(getattr(requests, name))
-    given = {name: value for name, value in answer.scenario.fields().items() if name not in _REPLACED}
+    # the load replaces these
+    given = {name: value for name, value in answer.scenario.fields().items() if name not in REQUESTS}
     return {"scenario": given, "load": load}
 
 
@@ -159,8 +159,9 @@ def _published(confidences: Sequence[Confidence]) -> str:
         for label, name in (("time between tokens", "itl_mean_s"), ("TPOT", "tpot_mean_s"), ("TTFT", "ttft_mean_s"))
     }
     texts = [f"{label} {_off(each)}" for label, each in errors.items() if each]
-    plural = "s" if len(alike) > 1 else ""
-    return f"{len(alike)} published load{plural} of this deployment (`validate published`): {', '.join(texts)}."
+    return (
+        f"{counted_text(len(alike), 'published load')} of this deployment (`validate published`): {', '.join(texts)}."
+    )
 
 
 def _off(errors: Sequence[float]) -> str:

@@ -9,12 +9,12 @@ from rich.text import Text
 
 from ladder_sim.display.document import Document
 from ladder_sim.display.labels import wiring_label
-from ladder_sim.report.columns import Column, counted_text, cut, percent, table_of
+from ladder_sim.report.columns import Column, cut, percent, table_of
 from ladder_sim.report.report import Brief, Remark, Report
 from ladder_sim.report.traces import communication_fields, missing_lines, notes_of, trace_document, trace_figure
 from ladder_sim.traces.summary import VariantTime
 from ladder_sim.traces.trace import Rewired
-from ladder_sim.units import format_seconds
+from ladder_sim.units import counted_text, format_seconds
 from ladder_sim.wirings.names import NO_COMMUNICATION
 
 # a smaller share of the all-reduces says little about the step

@@ -9,6 +9,7 @@ from ladder_sim.display.document import Document
 from ladder_sim.report.columns import percent
 from ladder_sim.report.console import WholeTable, table
 from ladder_sim.report.report import Brief, Remark, Report
+from ladder_sim.units import counted_text
 from ladder_sim.validation.runs import QUANTITIES, Compared, RunCheck
 
 # quantities of the table, and its rows at most
@@ -73,8 +74,7 @@ def _sentence(check: RunCheck) -> str:
     if not errors:
         return "No wiring was held back: every error below is of a wiring that the profile was made from."
     said = ", ".join(f"{QUANTITIES[name]} by {percent(error)}" for name, error in errors.items())
-    count = len(check.held_back)
-    return f"Off on average over {count} wiring{'s' if count > 1 else ''} held back from the profile: {said}."
+    return f"Off on average over {counted_text(len(check.held_back), 'wiring')} held back from the profile: {said}."
 
 
 def _cells(row: Compared | None) -> tuple[str, str, str]:

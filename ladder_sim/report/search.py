@@ -8,10 +8,11 @@ from ladder_sim.confidence import Interval
 from ladder_sim.display.document import Document, Notes, scenario_fields
 from ladder_sim.display.labels import asked_text, evidence_text, gain_text, wiring_label
 from ladder_sim.quality.published import quality_of
-from ladder_sim.report.columns import Column, counted_text, fields_of, percent, table_of
+from ladder_sim.report.columns import Column, fields_of, percent, table_of
 from ladder_sim.report.report import WIDTH, Brief, Remark, Report
 from ladder_sim.search.search import Candidate, SearchResult
 from ladder_sim.system.files import shown_path
+from ladder_sim.units import counted_text
 from ladder_sim.wirings.names import parse
 
 # rows of the default answer for each front

@@ -23,6 +23,7 @@ from ladder_sim.report.console import WholeTable, table
 from ladder_sim.report.figures.style import TEXT_COLOUR, Figure, figure
 from ladder_sim.report.report import WIDTH, Brief, Remark, Report
 from ladder_sim.specs.settings import find_setting
+from ladder_sim.units import counted_text
 from ladder_sim.wirings.names import NO_COMMUNICATION
 
 # rows of the default answer
@@ -88,7 +89,7 @@ class SensitivityReport(Report[Sensitivities]):
         bought, visible, confidence = self.bought, self.visible, self.answer.confidence
         shown = bought[:_SHOWN]
         hidden = len(visible) - len(shown)
-        more = f"{hidden} more figure{'s' if hidden != 1 else ''}, "
+        more = f"{counted_text(hidden, 'more figure')}, "
         evidence = evidence_text(confidence, wirings=self.shown)
         return Brief(
             sentence=self._verdict(),

@@ -11,7 +11,7 @@ from rich.text import Text
 from ladder_sim.confidence import Interval
 from ladder_sim.display.document import Document, Notes
 from ladder_sim.display.labels import interval_text, placed_text, wiring_label
-from ladder_sim.report.columns import ROUGH, Column, counted_text, fields_of, number_text, table_of, times_text
+from ladder_sim.report.columns import ROUGH, Column, fields_of, number_text, table_of, times_text
 from ladder_sim.report.figures.serve import load_figure
 from ladder_sim.report.report import WIDTH, Brief, Remark, Report
 from ladder_sim.report.requests import (
@@ -29,6 +29,7 @@ from ladder_sim.report.requests import (
     tokens_label,
 )
 from ladder_sim.serving import Served, ServedVariant, Trace, Traffic
+from ladder_sim.units import counted_text
 from ladder_sim.wirings.names import NO_COMMUNICATION
 
 # variants of the default answer: the first, and those that gain most

@@ -41,6 +41,7 @@ from ladder_sim.report.report import WIDTH, Brief, Remark, Report
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.sweeps.evaluate import PRICE, PROBLEM
 from ladder_sim.sweeps.table import SweepTable
+from ladder_sim.units import counted_text
 from ladder_sim.wirings.names import NO_COMMUNICATION
 
 # points of the default answer, and rows that a person reads behind it; more are for a file
@@ -154,7 +155,7 @@ class SweepReport(Report[SweepTable]):
         sweep, able = self.answer, len(self.able)
         rows = self.chosen()
         hidden = len(sweep) - len(rows)
-        more = f"{hidden} more point{'s' if hidden != 1 else ''}"
+        more = counted_text(hidden, "more point")
         if len(sweep) > MAX_ROWS:
             more = f"the first {MAX_ROWS} points (--csv and --save: all)"
         confidence = next(iter(self.notes.confidences.values()), None)
@@ -336,7 +337,7 @@ def speedup_map(
         if name not in table.variants:
             raise UsageError(f"the sweep holds no {name}", hint=f"it holds {', '.join(table.variants)}")
     row_field, column_field = table.varied
-    rows, columns = _distinct(table[row_field]), _distinct(table[column_field])
+    rows, columns = (list(dict.fromkeys(table[field].tolist())) for field in (row_field, column_field))
     row_texts, column_texts = (
         [field_text(field, value, table.units[field]) for value in values]
         for field, values in ((row_field, rows), (column_field, columns))
@@ -410,11 +411,6 @@ def _cell_axis(field: str, values: list[Any], typed: str, *, compact: bool) -> d
 def _place(value: float, ascending: Any) -> float:
     """Return where a value lies among equal cells."""
     return float(np.interp(np.log(value), np.log(ascending), np.arange(len(ascending))))
-
-
-def _distinct(values: NDArray[Any]) -> list[Any]:
-    """Return the distinct values in the order they come."""
-    return list(dict.fromkeys(values.tolist()))
 
 
 def _held(table: SweepTable) -> str:

@@ -18,7 +18,7 @@ from ladder_sim.traces.graph import COLLECTIVES, HOST_KINDS, TraceGraph
 from ladder_sim.traces.replay import MAX_ERROR, StepError
 from ladder_sim.traces.summary import ModuleTotal, OpTotal, RankSummary, RunSummary, exposed_spans
 from ladder_sim.traces.trace import TraceDiff, TraceInfo, TraceReplay
-from ladder_sim.units import format_seconds
+from ladder_sim.units import counted_text, format_seconds
 
 # rows of a table
 _SHOWN = 6
@@ -59,7 +59,7 @@ class InfoReport(Report[TraceInfo]):
 
     def _brief(self) -> Brief:
         info, graph, summary = self.answer, self.answer.graph, self.answer.totals
-        ranks = f"{len(summary.ranks)} rank{'s' if len(summary.ranks) != 1 else ''}"
+        ranks = counted_text(len(summary.ranks), "rank")
         remarks = [Remark("idle", self._idle())] if summary.idle else []
         listed = summary.modules if info.modules else summary.totals
         more = f"{min(len(listed), info.top)} of {len(listed)} rows, " if len(listed) > _SHOWN else ""

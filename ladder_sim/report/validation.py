@@ -13,6 +13,7 @@ from ladder_sim.report.columns import Column, fields_of, percent, table_of
 from ladder_sim.report.errors import error_columns, error_figure, quantity_columns
 from ladder_sim.report.report import Brief, Remark, Report
 from ladder_sim.specs.workload import STATIC
+from ladder_sim.units import counted_text
 from ladder_sim.validation.compare import (
     FITTED_PROFILES,
     Comparison,
@@ -99,7 +100,7 @@ class ValidationReport(Report[Validation]):
         missing = [row.note for row in compared.rows if row.tokens_per_s is None]
         remarks = [Remark("seen", _evidence(compared))]
         if missing:
-            remarks.insert(0, Remark("left out", f"{_rows(len(missing))}; the first: {missing[0]}."))
+            remarks.insert(0, Remark("left out", f"{counted_text(len(missing), 'row')}; the first: {missing[0]}."))
         others = f", {compared.level} beside {len(compared) - 1} other levels" if len(compared) > 1 else ""
         remarks += [Remark("caution", text) for text in _misses(errors)]
         return Brief(
@@ -200,12 +201,8 @@ def _misses(errors: Sequence[_Figure]) -> list[str]:
     outside = stats.rows - round(stats.inside * stats.rows)
     return [
         f"{_figure_label(name, sentence=True)} with{'' if p2p else 'out'} P2P is off by {percent(stats.mean_error)} on "
-        f"average; {outside} of {_rows(stats.rows)} lie outside the 90 % interval."
+        f"average; {outside} of {counted_text(stats.rows, 'row')} lie outside the 90 % interval."
     ]
-
-
-def _rows(count: int) -> str:
-    return f"{count} row{'s' if count != 1 else ''}"
 
 
 def _evidence(compared: Validation) -> str:
@@ -213,7 +210,9 @@ def _evidence(compared: Validation) -> str:
     level = compared.level
     if level not in FITTED_PROFILES:
         seen = sum(row.seen for row in compared.rows)
-        return f"Predicted at level {level}: {evidence(level)}" + (f"; it has seen {_rows(seen)}." if seen else ".")
+        return f"Predicted at level {level}: {evidence(level)}" + (
+            f"; it has seen {counted_text(seen, 'row')}." if seen else "."
+        )
     protocol = PROTOCOLS[level[-1].upper()]
     fitted = f"{_listed(protocol.variants)} of {_listed(protocol.models)} at TP {_listed(map(str, protocol.tps))}"
     return f"Fitted to {fitted}: those rows are left out."

@@ -1,7 +1,8 @@
 """The answer of `versus`: what each option gains, what it takes, and what the leading ones need under load."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rich.console import Group, RenderableType
@@ -101,17 +102,13 @@ def _need_text(fleet: "Fleet") -> tuple[str, str]:
     return gpus_text(fleet.gpus), breaks_text(fleet)
 
 
-def _of(name: str) -> Callable[[Row], Any]:
-    return lambda row: getattr(row.option, name)
-
-
 _WEIGHTS_OF: Column[Row] = Column("", lambda row: _WEIGHTS[row.group], "weights")
 _OPTION: Column[Row] = Column(
     "option", lambda row: row.option.name, "option (=: tied)", lambda row: row.label, kind=str
 )
 _GAIN: Column[Row] = Column(
     "gain",
-    _of("gain"),
+    attrgetter("option.gain"),
     "speedup (90 %)",
     lambda row: "1" if row.option.gain.low == row.option.gain.high else row.option.gain.text,
     kind=Interval,
@@ -127,8 +124,8 @@ VALUES: Sequence[Column[Row]] = (
     Column("allreduce", lambda row: row.option.scenario.stack.allreduce),
     Column("group", lambda row: row.group, kind=OptionGroup),
     _GAIN,
-    Column("ttft_gain", _of("ttft_gain"), "prefill", lambda row: _ratio(row.option.ttft_gain)),
-    Column("tpot_gain", _of("tpot_gain"), "decode", lambda row: _ratio(row.option.tpot_gain), null=True),
+    Column("ttft_gain", attrgetter("option.ttft_gain"), "prefill", lambda row: _ratio(row.option.ttft_gain)),
+    Column("tpot_gain", attrgetter("option.tpot_gain"), "decode", lambda row: _ratio(row.option.tpot_gain), null=True),
     Column("tied_with_best", lambda row: row.tied, kind=bool),
     Column("lossy", lambda row: row.option.lossy, kind=bool),
     _ENGINES_OF,

@@ -106,18 +106,11 @@ def search(
 ) -> SearchResult:
     """Find the fastest wirings of a model of those that a choice in each of its layers makes.
 
-    Raises WiringError if no candidate is a model; MemoryFitError if the model does not fit its GPUs.
-
-    Parameters
-    ----------
-    scenario, profile, ignore_memory
-        As in `ladder_sim.predict`; the scenario's variant does not count.
-    space
-        Choices of a layer.
-    watch
-        Function that is given how many candidates were simulated, and about how many there are to simulate.
+    Other arguments are those of `ladder_sim.predict`; the scenario's variant does not count. `watch` is given how many
+    candidates were simulated, and about how many there are to simulate. Raises WiringError if no candidate is a model;
+    MemoryFitError if the model does not fit its GPUs.
     """
-    times = _Times(scenario, space, profile, ignore_memory=ignore_memory, watch=watch)
+    times = _Candidates(scenario, space, profile, ignore_memory=ignore_memory, watch=watch)
     error = _simulate(_fastest(times), times)
     # by metric, empty where the quality is unknown: losses or numbers of rewired layers, and candidates
     prices: dict[str, list[tuple[float, Chosen]]] = defaultdict(list)
@@ -144,7 +137,7 @@ def search(
     )
 
 
-class _Times:
+class _Candidates:
     """Simulated times of candidates, and what a group of layers adds to them."""
 
     def __init__(
@@ -225,7 +218,7 @@ class _Times:
         )
 
 
-def _fastest(times: _Times) -> list[list[tuple[float, Chosen]]]:
+def _fastest(times: _Candidates) -> list[list[tuple[float, Chosen]]]:
     """Return estimated times and candidates, best first, for each number of rewired layers, and at known places."""
     penalties = [times.space.penalties.get(name) for name in times.space.choices]
     anywhere = {number for number, each in enumerate(penalties, 1) if each and each.where == "any"}
@@ -258,7 +251,7 @@ def _fastest(times: _Times) -> list[list[tuple[float, Chosen]]]:
     return alike
 
 
-def _simulate(alike: Sequence[Sequence[tuple[float, Chosen]]], times: _Times) -> float:
+def _simulate(alike: Sequence[Sequence[tuple[float, Chosen]]], times: _Candidates) -> float:
     """Simulate what may be the fastest of candidates alike; return the largest relative error of an estimate."""
     error = 0.0
     best = [math.inf] * len(alike)
@@ -274,7 +267,7 @@ def _simulate(alike: Sequence[Sequence[tuple[float, Chosen]]], times: _Times) ->
     return error
 
 
-def _front(times: _Times, prices: Sequence[tuple[float, Chosen]]) -> Iterator[Chosen]:
+def _front(times: _Candidates, prices: Sequence[tuple[float, Chosen]]) -> Iterator[Chosen]:
     """Yield the candidates, but standard, that are faster than all at as low a price; standard's is 0."""
     fastest_s = math.inf
     every = [(0.0, times.standard), *prices]
@@ -290,7 +283,7 @@ def counted(request_s: float, chosen: Chosen) -> float:
     return request_s * (1.0 + _PER_CHANGE * sum(late != early for early, late in pairwise(chosen)))
 
 
-def _candidate(times: _Times, chosen: Chosen, named: Sequence[str]) -> Candidate:
+def _candidate(times: _Candidates, chosen: Chosen, named: Sequence[str]) -> Candidate:
     """Return a candidate under the name of the named wiring with the same rules, if there is one."""
     model, layers = times.scenario.model, times.rewired(chosen)
     variant: str = times.space.wiring(chosen, model.layers)

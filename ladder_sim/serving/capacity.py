@@ -1,10 +1,10 @@
 """The public function `capacity`: the fewest GPUs that meet an SLO, and its answer."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
-from ladder_sim.answer import Answer
+from ladder_sim.answer import Named
 from ladder_sim.confidence import Interval
 from ladder_sim.errors import UsageError
 from ladder_sim.serving.asked import LoadFields, arguments_asked, check_prefill, service_asked, traffic_asked
@@ -39,10 +39,11 @@ class CapacityFields(LoadFields, SystemFields, total=False):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class Capacity(Answer, Mapping[str, Fleet]):
+class Capacity(Named[str, Fleet]):
     """What each variant needs to meet an SLO, by canonical name, in the order asked for."""
 
     shown_by = "capacity.CapacityReport"
+    parts = "variants"
 
     variants: Mapping[str, Fleet]
     """Fleets by canonical name of the variant."""
@@ -60,15 +61,6 @@ class Capacity(Answer, Mapping[str, Fleet]):
     """Step times of a running engine, if they were used."""
     usd_per_gpu_hour: float | None = None
     """Price of one GPU."""
-
-    def __getitem__(self, name: str) -> Fleet:
-        return self.variants[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.variants)
-
-    def __len__(self) -> int:
-        return len(self.variants)
 
     @property
     def enough_requests(self) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ladder_sim.answer import Answer
+from ladder_sim.answer import Named
 from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.confidence.errors import Widths
 from ladder_sim.costs.profile import CalibrationProfile
@@ -196,10 +196,11 @@ class ServedVariant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class Served(Answer, Mapping[str, ServedVariant]):
+class Served(Named[str, ServedVariant]):
     """Variants under the same load, by canonical name, in the order asked for."""
 
     shown_by = "serve.ServeReport"
+    parts = "variants"
 
     variants: Mapping[str, ServedVariant]
     """Variants by canonical name."""
@@ -215,15 +216,6 @@ class Served(Answer, Mapping[str, ServedVariant]):
     """How sure predictions are of the steady load that comes closest."""
     in_step: str = ""
     """What the load takes with lengths that differ, if requests are of one length and stay in step; else empty."""
-
-    def __getitem__(self, name: str) -> ServedVariant:
-        return self.variants[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.variants)
-
-    def __len__(self) -> int:
-        return len(self.variants)
 
     @property
     def scenario(self) -> Scenario:
@@ -309,19 +301,10 @@ def under_load(
 ) -> Served:
     """Serve the same requests with several residual wirings, and say how sure the figures are.
 
-    Parameters
-    ----------
-    service
-        Made for these requests (`Service.for_requests`).
-    load
-        Requests in order of arrival, iterated several times.
-    concurrency
-        Most requests in flight: the client holds others back; 0: it holds none back. With requests that come at the
-        same time, so many are in flight at all times.
-    steady
-        Whether requests that meet a server which fills or empties are left out of figures.
-    variants, seeds, slo, usd_per_gpu_hour, record, watch
-        As in `ladder_sim.serve`.
+    The load is iterated several times, and the service made for it (`Service.for_requests`). At most `concurrency`
+    requests are in flight, where the client holds others back; 0: it holds none back. With requests that come at the
+    same time, so many are in flight at all times. If `steady`, requests that meet a server which fills or empties are
+    left out of figures. Other arguments are those of `ladder_sim.serve`.
     """
     loads = _loads(load, seeds)
     names = canonical_names(variants)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from ladder_sim.errors import PartitionError, UsageError
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.model import ModelSpec
-from ladder_sim.specs.settings import name_in
+from ladder_sim.specs.settings import option_name
 from ladder_sim.specs.stack import StackSpec
 from ladder_sim.specs.techniques import Techniques
 from ladder_sim.specs.workload import ExpertLoads, Workload
@@ -241,7 +241,7 @@ def check_requests(plan: Plan, workload: Workload, stack: StackSpec) -> None:
 def check_context(stack: StackSpec, context: int) -> None:
     """Raise a UsageError if a server does not take requests of so many tokens, prompt and answer."""
     if 0 < stack.max_context < context:
-        option = name_in(stack, "max_context")
+        option = option_name(stack, "max_context")
         raise UsageError(
             f"requests of {context} tokens: {stack.name} takes at most {stack.max_context} ({option})",
             hint=f"raise {option}, or use shorter prompts and answers",

@@ -8,7 +8,7 @@ from ladder_sim.specs.cluster import floor_of_hops
 from ladder_sim.specs.plan import named_degrees
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.workload import FORMATS, USUAL
-from ladder_sim.units import format_seconds, short_name
+from ladder_sim.units import counted_text, format_seconds, short_name
 
 
 class _Rule(NamedTuple):
@@ -224,8 +224,7 @@ def _precision(scenario: Scenario) -> Iterator[str]:
 def _ranks(scenario: Scenario) -> Iterator[str]:
     kv_heads, tp = scenario.model.kv_heads, scenario.plan.tp
     if tp > kv_heads and not scenario.model.kv_lora_rank:
-        plural = "s" if kv_heads > 1 else ""
-        yield f"{kv_heads} KV head{plural} on {tp} ranks: each KV head is held by {tp // kv_heads} ranks"
+        yield f"{counted_text(kv_heads, 'KV head')} on {tp} ranks: each KV head is held by {tp // kv_heads} ranks"
     in_node = scenario.p2p and scenario.group_nodes == 1 < tp
     if scenario.stack.allreduce == "auto" and in_node and not scenario.custom_allreduce:
         yield Caution(
@@ -274,8 +273,7 @@ def _idle(scenario: Scenario) -> Iterator[str]:
         yield f"{degrees} uses {plan.gpus} of {used * per_node} GPUs"
     requests = plan.group_requests(scenario.workload.in_flight)
     if requests < plan.pp:
-        plural = "s" if requests > 1 else ""
-        yield f"{requests} request{plural} on {plan.pp} stages: no more stages work at a time"
+        yield f"{counted_text(requests, 'request')} on {plan.pp} stages: no more stages work at a time"
     stages = plan.stages(scenario.model.layers)
     if len(set(stages)) > 1:
         yield f"{scenario.model.layers} layers on {plan.pp} stages: {', '.join(map(str, stages))}"

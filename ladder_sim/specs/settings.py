@@ -60,7 +60,7 @@ class EngineOption(NamedTuple):
         """Require that the option is one of the stack's engine."""
         if stack.engine == self.engine:
             return
-        own = names_of(self.field).get(stack.engine, "")
+        own = names_by_engine(self.field).get(stack.engine, "")
         opposite = " (the opposite)" if _disables(own) != _disables(self.name) else ""
         raise UsageError(
             f"{self.name} is an option of {self.engine}, and the stack is '{stack.name}'",
@@ -77,17 +77,17 @@ def option_names() -> list[str]:
     return [name for own in zip(*_OPTIONS.values(), strict=True) for name in own]
 
 
-def name_in(stack: StackSpec, field: str) -> str:
+def option_name(stack: StackSpec, field: str) -> str:
     """Return what a stack's engine calls a field, or else its name for ``--set``."""
-    return names_of(field).get(stack.engine, f"stack.{field}")
+    return names_by_engine(field).get(stack.engine, f"stack.{field}")
 
 
-def names_of(field: str) -> dict[str, str]:
+def names_by_engine(field: str) -> dict[str, str]:
     """Return what engines call a field of a stack, by engine.
 
     Examples
     --------
-    >>> names_of("step_requests")
+    >>> names_by_engine("step_requests")
     {'vllm': 'max-num-seqs', 'sglang': 'max-running-requests', 'trtllm': 'max-batch-size'}
     """
     return dict(zip(_ENGINES, _OPTIONS.get(field, ()), strict=False))
@@ -186,7 +186,7 @@ class Setting(NamedTuple):
     @property
     def options(self) -> Mapping[str, str]:
         """What engines call it, by engine."""
-        return names_of(self.field) if self.section == "stack" else {}
+        return names_by_engine(self.field) if self.section == "stack" else {}
 
 
 def described() -> dict[str, Setting]:

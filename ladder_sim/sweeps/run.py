@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ladder_sim.costs.fingerprint import fingerprint
 from ladder_sim.costs.profile import NO_PROFILE
@@ -13,7 +13,7 @@ from ladder_sim.prediction import resolve_profile
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.scenario import Scenario, formerly_a_dict, point_asked
 from ladder_sim.sweeps.evaluate import BATCHING_COLUMN, PROBLEM, SweepOptions, evaluate, result_columns
-from ladder_sim.sweeps.executors import Executor, Processes, serial
+from ladder_sim.sweeps.executors import Answer, Executor, Processes, serial
 from ladder_sim.sweeps.files import FORMATS, PartFile, encode, header, require
 from ladder_sim.sweeps.grid import CHUNK_BLOCKS, CHUNK_POINTS, Chunk, Grid, scenario_at
 from ladder_sim.sweeps.price import check_price
@@ -26,7 +26,6 @@ MOST_SIMULATED = 100_000
 MAX_WORKERS = 10_000
 # called with the points done so far
 Progress = Callable[[int], None]
-Answer = TypeVar("Answer")
 
 
 @formerly_a_dict

@@ -14,12 +14,13 @@ from ladder_sim.closed_loop.loop import ServedRequest
 from ladder_sim.closed_loop.step import simulate_request
 from ladder_sim.costs.estimate import Estimate
 from ladder_sim.costs.hardware import Hardware
+from ladder_sim.costs.in_place import OpKey
 from ladder_sim.costs.kernels import CostModel
 from ladder_sim.des.shared import NOTHING
 from ladder_sim.des.timeline import Timeline
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.ops import Op
-from ladder_sim.kernels import Phase, Shape
+from ladder_sim.kernels import Phase
 from ladder_sim.prediction import simulation_inputs
 from ladder_sim.simulate.lower import LAUNCH
 from ladder_sim.simulate.passes import ENGINES, STEADY, Engine, ForwardPass, simulate
@@ -41,9 +42,6 @@ _IN_FLIGHT = {
 }
 # name of what the CPU does before a step
 _PREPARE = "prepare step"
-
-# kind and shape of an op at the size of its pass
-_Key = tuple[str, Shape]
 
 
 class Passes(NamedTuple):
@@ -216,10 +214,10 @@ class _RecordedCosts:
 
 def _ratios(
     run: TraceGraph, predicted: Sequence[tuple[TraceGraph, tuple[Op, ...]]]
-) -> tuple[dict[_Key, float], dict[str, float]]:
+) -> tuple[dict[OpKey, float], dict[str, float]]:
     durations_s = {(op.step, op.name): op.duration_s for op in run.ops}
     # recorded and predicted seconds
-    shapes: dict[_Key, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    shapes: dict[OpKey, list[float]] = defaultdict(lambda: [0.0, 0.0])
     kinds: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for step, (graph, ops) in enumerate(predicted):
         launches = len(graph.ops) - len(ops)

@@ -1,11 +1,11 @@
 """A recorded run, and what is asked about it: what it holds, whether its graph explains it, what other wirings take."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ladder_sim.answer import Answer
+from ladder_sim.answer import Answer, Named
 from ladder_sim.errors import UsageError
 from ladder_sim.traces.blocks import Cover, cover
 from ladder_sim.traces.graph import TraceGraph
@@ -69,10 +69,11 @@ class TraceReplay(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
-class Rewired(Answer, Mapping[str, VariantTime]):
+class Rewired(Named[str, VariantTime]):
     """A recorded step in other wirings, by variant; empty if its replay is too far off."""
 
     shown_by = "rewired.RewiredReport"
+    parts = "times"
 
     step: TraceGraph
     """The step as recorded, with its changes."""
@@ -90,15 +91,6 @@ class Rewired(Answer, Mapping[str, VariantTime]):
     """How ops that overlap in other wirings slow each other; None: they do not, or as predicted in a predicted run."""
     contended: bool
     """Whether ops of a predicted run slow each other."""
-
-    def __getitem__(self, variant: str) -> VariantTime:
-        return self.times[variant]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.times)
-
-    def __len__(self) -> int:
-        return len(self.times)
 
     @property
     def own(self) -> str:

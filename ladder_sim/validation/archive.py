@@ -20,7 +20,6 @@ import numpy as np
 from ladder_sim.answer import Answer
 from ladder_sim.errors import LadderSimError, MissingDependencyError, SpecError, UsageError
 from ladder_sim.prediction import predict
-from ladder_sim.serving.requests.results import read_results
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.system.files import Schema, read_bytes
@@ -55,7 +54,7 @@ class Row:
     predicted: Mapping[str, float]
     """Figures as they were predicted before the run."""
     measured: Mapping[str, float] = field(default_factory=dict)
-    """Measured figures: medians of a static batch, means of a serving; empty: it was not measured."""
+    """Measured figures, medians of repeats; empty: it was not measured."""
     interval: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """95 % intervals of medians, where there are six repeats or more."""
     now: Mapping[str, float] = field(default_factory=dict)
@@ -190,7 +189,9 @@ def _read(name: str, folder: Path) -> Archive:
 
 def _run(folder: Path, cluster: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
     arguments, variants = rows[0]["scenario"], [row["variant"] for row in rows]
-    measured, intervals = _measured(folder, rows)
+    path = folder / f"{rows[0]['run']}.json"
+    steps = whole(arguments["gen"], "gen", 1, 10**9) - 1
+    measured, intervals = _of_bench(_json(path)["variants"], steps) if path.exists() else ({}, {})
     now: Mapping[str, Mapping[str, float]] = {}
     if measured and any("ttft_s" in row for row in rows):
         # what cannot be predicted any more has no figures
@@ -208,29 +209,6 @@ def _run(folder: Path, cluster: str, rows: Sequence[Mapping[str, Any]]) -> Itera
             interval=intervals.get(name, {}),
             now=now.get(name, {}),
         )
-
-
-def _measured(
-    folder: Path, rows: Sequence[Mapping[str, Any]]
-) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, tuple[float, float]]]]:
-    """Return the figures and intervals by variant; empty where the run was not measured."""
-    arguments, run = rows[0]["scenario"], rows[0]["run"]
-    steps = whole(arguments["gen"], "gen", 1, 10**9) - 1
-    if arguments.get("concurrency") is None:
-        path = folder / f"{run}.json"
-        return _of_bench(_json(path)["variants"], steps) if path.exists() else ({}, {})
-    served = {}
-    for row in rows:
-        path = folder / f"{run}-{row['variant']}.json"
-        if path.exists():
-            (result,) = read_results(path)
-            means = {name: result.figures[f"{name[:-2]}_mean_s"] for name in ("ttft_s", "tpot_s")}
-            served[row["variant"]] = _figures(means)
-    for each in served.values():
-        if "standard" in served:
-            times = (one["ttft_s"] + one["tpot_s"] * steps for one in (served["standard"], each))
-            each["speedup"] = next(times) / next(times)
-    return served, {}
 
 
 def _of_bench(

@@ -1,13 +1,13 @@
 """Each measurement compared with its prediction."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from types import MappingProxyType
 from typing import Literal, overload
 
-from ladder_sim.answer import Answer
+from ladder_sim.answer import Named
 from ladder_sim.confidence import Interval
 from ladder_sim.costs.profile import NO_PROFILE, CalibrationProfile, StackFit
 from ladder_sim.costs.profile_file import load_profile
@@ -105,24 +105,16 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
-class Validation(Answer, Mapping[Level, Sequence[Comparison]]):
+class Validation(Named[Level, Sequence[Comparison]]):
     """Comparisons of one data set by level of evidence, the strongest last."""
 
     shown_by = "validation.ValidationReport"
+    parts = "levels"
 
     data: Dataset
     """Measured runs."""
     levels: Mapping[Level, tuple[Comparison, ...]]
     """A comparison of each run, in the order of the data set, by level."""
-
-    def __getitem__(self, level: Level) -> tuple[Comparison, ...]:
-        return self.levels[level]
-
-    def __iter__(self) -> Iterator[Level]:
-        return iter(self.levels)
-
-    def __len__(self) -> int:
-        return len(self.levels)
 
     @property
     def level(self) -> Level:

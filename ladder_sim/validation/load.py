@@ -7,7 +7,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
-from ladder_sim.answer import Answer
+from ladder_sim.answer import Listed
 from ladder_sim.confidence import Confidence
 from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.serving.intervals import under_load
@@ -24,7 +24,7 @@ from ladder_sim.validation.compare import ErrorStats, Quantity, check_error, err
 # what InferenceX calls engines
 _ENGINES = {"trt": "trtllm", "tensorrt-llm": "trtllm"}
 # columns of a published load that say what served it
-_DEPLOYMENT = ("model", "cluster", "stack", "dtype", "tp", "ep", "attention_dp")
+DEPLOYMENT = ("model", "cluster", "stack", "dtype", "tp", "ep", "attention_dp")
 # those of them that a file states for sure: a client's backend need not be the server's engine
 _STATED = frozenset({"model", "cluster", "dtype", "tp", "ep"})
 # checkpoints in them are quantised by a flag of the server
@@ -51,20 +51,15 @@ class LoadComparison:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
-class LoadValidation(Answer, Sequence[LoadComparison]):
+class LoadValidation(Listed[LoadComparison]):
     """Measured loads of one file and their simulations, in the order of the file."""
 
     shown_by = "loads.LoadsReport"
+    parts = "rows"
 
     name: str
     """File that the loads are from."""
     rows: tuple[LoadComparison, ...]
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.rows[index]
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
 
 def compare_loads(
@@ -129,10 +124,10 @@ def errors_of(scenario: Scenario) -> list[PublishedError]:
     ['BLIS ground truth', 'BLIS ground truth', 'BLIS ground truth', 'BLIS ground truth']
     """
     fields = {**scenario.fields(), "stack": scenario.stack.unversioned}
-    wanted = tuple(str(fields[name]) for name in _DEPLOYMENT)
+    wanted = tuple(str(fields[name]) for name in DEPLOYMENT)
     loads: dict[str, dict[str, float]] = {}
     for row in _published_errors():
-        if tuple(row[name] for name in _DEPLOYMENT) == wanted and row["error"]:
+        if tuple(row[name] for name in DEPLOYMENT) == wanted and row["error"]:
             loads.setdefault(row["source"], {})[row["figure"]] = float(row["error"])
     return [PublishedError(source, errors) for source, errors in loads.items()]
 
@@ -206,7 +201,7 @@ def stated_otherwise(result: Result, scenario: Scenario, given: Mapping[str, Any
             continue
         if said:
             theirs[name] = said
-    return {name: theirs[name] for name in _DEPLOYMENT if theirs.get(name, ours[name]) != ours[name]}
+    return {name: theirs[name] for name in DEPLOYMENT if theirs.get(name, ours[name]) != ours[name]}
 
 
 def plan_of(result: Result) -> dict[str, int]:

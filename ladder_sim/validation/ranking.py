@@ -5,11 +5,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
-from ladder_sim.answer import Answer
+from ladder_sim.answer import Listed
 from ladder_sim.errors import UsageError
 from ladder_sim.specs.plan import Plan
 from ladder_sim.validation.serving import ServingComparison
@@ -82,22 +82,17 @@ class Losses:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
-class Ranking(Answer, Sequence[Pick]):
+class Ranking(Listed[Pick]):
     """Picks among the plans of a table of servings."""
 
     shown_by = "ranking.RankingReport"
+    parts = "picks"
 
     name: str
     """Table that the servings are from."""
     groups: int
     """Groups of servings that differ in their plan alone."""
     picks: tuple[Pick, ...]
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.picks[index]
-
-    def __len__(self) -> int:
-        return len(self.picks)
 
     @property
     def losses(self) -> tuple[Losses, ...]:

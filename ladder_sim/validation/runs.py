@@ -175,7 +175,7 @@ def validate_runs(
     measured = profile if isinstance(profile, CalibrationProfile) else load_profile(profile)
     name = measured.name if isinstance(profile, CalibrationProfile) else os.fspath(profile)
     check_same(measured, runs.environment, name)
-    timed = timed_variants(measured)
+    timed = tuple(filter(None, measured.environment.get(VARIANTS, "").split(",")))
     wanted = canonical_names(held_back) if held_back else ()
     for variant in wanted:
         if variant in timed:
@@ -207,11 +207,6 @@ def validate_runs(
         missing=tuple(dict.fromkeys(missing)),
         pace=pace,
     )
-
-
-def timed_variants(profile: CalibrationProfile) -> tuple[str, ...]:
-    """Return the wirings whose passes were timed for a profile."""
-    return tuple(filter(None, profile.environment.get(VARIANTS, "").split(",")))
 
 
 def check_same(profile: CalibrationProfile, environment: Mapping[str, str], name: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ladder_sim.answer import Answer
+from ladder_sim.answer import Listed
 from ladder_sim.closed_loop.step import simulate_requests
 from ladder_sim.confidence import Interval
 from ladder_sim.costs.profile import CalibrationProfile
@@ -33,20 +33,15 @@ class ServingComparison:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
-class ServingValidation(Answer, Sequence[ServingComparison]):
+class ServingValidation(Listed[ServingComparison]):
     """Servings of one table and their predictions, in the order of the table."""
 
     shown_by = "servings.ServingsReport"
+    parts = "rows"
 
     name: str
     """Table that the servings are from."""
     rows: tuple[ServingComparison, ...]
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.rows[index]
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
 
 def compare_servings(

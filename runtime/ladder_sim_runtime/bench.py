@@ -23,7 +23,7 @@ from ladder_sim.system.files import Schema, locked
 from ladder_sim.system.progress import Progress
 from ladder_sim.wirings.layout import Wiring, lay_out
 from ladder_sim_runtime.assemble import TORCH_DTYPES, assemble, device_of
-from ladder_sim_runtime.comm.base import Times
+from ladder_sim_runtime.comm.base import CommTimes
 from ladder_sim_runtime.comm.emulate import EmulatedLink
 from ladder_sim_runtime.comm.process_group import Degrees
 from ladder_sim_runtime.comm.rendezvous import Place, connect
@@ -237,7 +237,7 @@ def _request(generator: Generator, wiring: Wiring, *, watched: bool = False) -> 
     comm = generator.model.comm
     comm.barrier()
     # an emulated link of CPUs knows its times at no cost
-    with comm.watched() if watched or isinstance(comm, EmulatedLink) else nullcontext(Times()) as times:
+    with comm.watched() if watched or isinstance(comm, EmulatedLink) else nullcontext(CommTimes()) as times:
         start_s = _now()
         generator.prefill(wiring)
         first_s = _now()

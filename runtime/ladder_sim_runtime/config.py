@@ -14,13 +14,12 @@ from ladder_sim.hf.config import Config, read_numbers, read_shape
 from ladder_sim.hf.fields import read_config
 from ladder_sim.hf.shape import Shape
 from ladder_sim.specs.model import ModelSpec
-from ladder_sim.specs.stack import Sampling
+from ladder_sim.specs.stack import AttentionKernel, Sampling
 from ladder_sim.units import parse_quantity
 from ladder_sim.values import Limits, check_fields
 from ladder_sim.wirings.layout import Wiring, lay_out
 from ladder_sim.wirings.rules import Part
 
-Attention = Literal["flash", "math"]
 Dispatch = Literal["allgather", "all-to-all"]
 # kernels: the backend's, or those that read the memory of a node's other GPUs
 AllReduce = Literal["backend", "one-shot", "multimem"]
@@ -160,7 +159,7 @@ class ModelConfig(Config):
 class EngineConfig:
     """How a forward pass is executed: all that changes which kernels and collectives run."""
 
-    attention: Attention = "flash"
+    attention: AttentionKernel = "flash"
     """Flash: fused, over the live context; math: separate kernels over the whole static cache, KV heads expanded."""
     fused_residual_add: bool = False
     """Blocking wirings add a block's output inside the next norm's kernel."""

@@ -42,14 +42,8 @@ class Spans(NamedTuple):
 class Device:
     """A CPU, or another device without graphs: kernels run as they are.
 
-    Launches cost little there, and results stay the same bit for bit.
-
-    Attributes
-    ----------
-    has_graphs
-        Steps can be recorded, and replayed by one launch.
-    has_flash_decode
-        There is `flash_decode`; caches have all heads of a position next to each other for it.
+    Launches cost little there, and results stay the same bit for bit. If it `has_graphs`, steps can be recorded and
+    replayed by one launch; if it `has_flash_decode`, caches have all heads of a position next to each other for it.
     """
 
     kind = "cpu"

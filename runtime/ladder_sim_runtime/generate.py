@@ -47,20 +47,9 @@ class _MicroBatch:
 class Generator:
     """A decoder with the buffers of one batch.
 
-    Parameters
-    ----------
-    model
-        The rank's shard.
-    prompt_BT
-        Prompts, padded on the left if they differ in length.
-    gen
-        New tokens of each sequence; prefill yields the first.
-    execution
-        Which steps are recorded the first time, by wiring, and replayed from then on.
-    pad_B
-        Positions of padding before each prompt; None: no padding.
-    pick
-        How the next tokens are chosen: greedily by default.
+    Prompts are padded on the left if they differ in length, `pad_B` positions each. Prefill yields the first of `gen`
+    new tokens of each sequence; `pick` chooses them, greedily by default. `execution` says which steps are recorded the
+    first time, by wiring, and replayed from then on.
     """
 
     def __init__(

@@ -129,13 +129,7 @@ def _without_values(kind: str, run: Callable[..., Any], args: tuple[Any, ...]) -
 
 
 class _Alive(TorchDispatchMode):
-    """Adds up the storages that operators make while they are alive.
-
-    Attributes
-    ----------
-    peak_bytes
-        The most so far.
-    """
+    """Adds up the storages that operators make while they are alive; `peak_bytes` is the most so far."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -17,7 +17,7 @@ from ladder_sim_runtime.config import EngineConfig
 MACHINE = ("cpu", "cpu_cores", "gpu", "driver", "torch", "nccl")
 
 
-class Times(NamedTuple):
+class RequestTimes(NamedTuple):
     """Seconds of one request."""
 
     prefill_s: float
@@ -26,7 +26,7 @@ class Times(NamedTuple):
     """Seconds of all later tokens together."""
 
 
-class Runs(dict[str, list[Times]]):
+class Runs(dict[str, list[RequestTimes]]):
     """Requests by wiring, in the order in which they ran."""
 
     scenario: Any
@@ -58,7 +58,7 @@ def bench(scenario: Any, variants: Sequence[str], *, repeats: int = 15, warmups:
         result = json.loads(file.read_text("utf-8"))
     runs = Runs(
         {
-            name: [Times(request["ttft_s"], request["decode_s"]) for request in measured["repeats"]]
+            name: [RequestTimes(request["ttft_s"], request["decode_s"]) for request in measured["repeats"]]
             for name, measured in result["variants"].items()
         }
     )

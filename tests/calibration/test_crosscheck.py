@@ -30,11 +30,11 @@ from ladder_sim_calibration.__main__ import main
 from ladder_sim_calibration.crosscheck.run import cross_check
 from ladder_sim_calibration.crosscheck.store import read_result
 from ladder_sim_calibration.passes.fit import profile_of, times_of
-from ladder_sim_calibration.passes.observations import Observations, Run, message_bytes, ops_of, steps
+from ladder_sim_calibration.passes.observations import Observations, OnLink, message_bytes, ops_of, steps
 from ladder_sim_calibration.passes.observe import Experiment
 from ladder_sim_calibration.passes.timers import OverlapTime
 from ladder_sim_runtime.config import CommConfig, ModelConfig
-from ladder_sim_runtime.runs import Times
+from ladder_sim_runtime.runs import RequestTimes
 from tests.conftest import REPO
 from tests.support.commands import process
 from tests.support.schemas import check
@@ -281,10 +281,12 @@ def planted(*, kernel_s: float = 1e-3, message_s: float = 0.5e-3, resume_s: floa
             seconds += kernels * kernel_s
         passes_s.append(seconds)
     observed.load.append(0.0)
-    observed.compute_only.append(Times(*passes_s))
+    observed.compute_only.append(RequestTimes(*passes_s))
     # 8 messages in each of 1 and 2 passes
     waited = [8 * count * (message_s + resume_s) for count in (1, 2)]
-    observed.requests[Run("slow", "standard")].append(Times(*(a + w for a, w in zip(passes_s, waited, strict=True))))
+    observed.requests[OnLink("slow", "standard")].append(
+        RequestTimes(*(a + w for a, w in zip(passes_s, waited, strict=True)))
+    )
     return observed
 
 
@@ -314,10 +316,13 @@ def test_what_a_wait_costs_is_found_on_a_machine_that_changes_its_pace() -> None
     """Requests with and without communication are told apart within a round; in the second one the pace changed."""
     observed = planted(resume_s=50e-6)
     observed.load.extend((0.0, 0.0))
-    alone, standard = observed.compute_only, observed.requests[Run("slow", "standard")]
-    slow, longer = Times(*(1.5 * seconds for seconds in alone[0])), Times(*(0.5 * seconds for seconds in alone[0]))
+    alone, standard = observed.compute_only, observed.requests[OnLink("slow", "standard")]
+    slow, longer = (
+        RequestTimes(*(1.5 * seconds for seconds in alone[0])),
+        RequestTimes(*(0.5 * seconds for seconds in alone[0])),
+    )
     alone += [slow, slow]
-    standard += [standard[0], Times(*(sum(both) for both in zip(standard[0], longer, strict=True)))]
+    standard += [standard[0], RequestTimes(*(sum(both) for both in zip(standard[0], longer, strict=True)))]
     waits = in_place(observed).waits
     assert {size: wait.wake_s for size, wait in waits.items()} == pytest.approx(dict.fromkeys(SIZES, 50e-6), rel=1e-3)
 
@@ -342,7 +347,7 @@ def over_gloo(observed: Observations, **how: Any) -> Observations:
     for size in SIZES:
         real.collectives["all_reduce", size].append(5e-3)
     real.collectives["broadcast", 8.0].append(1e-3)
-    real.requests[Run("gloo", "standard")] = real.requests.pop(Run("slow", "standard"))
+    real.requests[OnLink("gloo", "standard")] = real.requests.pop(OnLink("slow", "standard"))
     return real
 
 
@@ -365,7 +370,7 @@ def test_a_message_and_a_computation_at_the_same_time_slow_each_other() -> None:
 def test_a_message_takes_time_however_noisy_the_machine() -> None:
     """Regression: a standard that noise made faster than its kernels gave messages a negative time."""
     observed = over_gloo(planted(message_s=5e-3))
-    observed.requests[Run("gloo", "standard")] = [Times(1e-3, 1e-3)]
+    observed.requests[OnLink("gloo", "standard")] = [RequestTimes(1e-3, 1e-3)]
     assert in_place(observed).collectives["all_reduce"].seconds.tolist() == pytest.approx([5e-5, 5e-5])
 
 
@@ -374,7 +379,7 @@ def test_a_link_is_faster_by_the_same_share_for_every_message_of_a_phase() -> No
     observed = over_gloo(planted(message_s=5e-3, resume_s=-2e-3))
     for size in SIZES:
         observed.collectives["all_reduce", size / 2].append(5e-3)
-    observed.requests[Run("gloo", "partial:50")] = observed.requests[Run("gloo", "standard")]
+    observed.requests[OnLink("gloo", "partial:50")] = observed.requests[OnLink("gloo", "standard")]
     collectives = in_place(observed).collectives
     assert collectives["all_reduce"].seconds.tolist() == pytest.approx([3e-3] * 4)
     assert collectives["broadcast"].seconds.tolist() == [1e-3]

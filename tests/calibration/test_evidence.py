@@ -19,7 +19,7 @@ from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.validation.archive import read_archive
 from ladder_sim.validation.dataset import read_dataset
 from ladder_sim_calibration.__main__ import main
-from ladder_sim_calibration.evidence import serving, steps
+from ladder_sim_calibration.evidence import steps
 from ladder_sim_calibration.evidence.runs import Check
 from ladder_sim_calibration.fit.samples import Sample, SampleStore
 from ladder_sim_calibration.measure import command as measuring
@@ -348,76 +348,6 @@ def test_the_paper_is_measured_by_worth_and_what_was_not_is_said(
     assert main([*command[:1], f"--out={late}", *command[2:-1], "--budget=1s"]) == 1
     assert "not measured: gpt-fast-batch-16: no time was left for it" in capsys.readouterr().err
     assert (late / "gpt-fast-batch-1.json").exists()
-
-
-@pytest.fixture
-def vllm(tmp_path: Path) -> Path:
-    """A command that does as vLLM's does."""
-    path = tmp_path / "vllm"
-    path.write_text(f'#!/bin/sh\nexec {sys.executable} {REPO / "tests" / "support" / "fake_vllm.py"} "$@"\n')
-    path.chmod(0o755)
-    return path
-
-
-@pytest.mark.parametrize(
-    ("error", "why"),
-    [
-        ("ValueError: no kernel image", "the server ended with 1: ValueError: no kernel image"),
-        # vLLM 0.32 without the plug-in
-        (
-            "ValidationError: 1 error\nModel architectures ['LadderLlamaForCausalLM'] are not supported for now.",
-            "this vLLM has no plug-in: pip install . ./plugins/vllm-ladder in its environment",
-        ),
-    ],
-)
-def test_servers_are_measured_one_after_another_and_one_that_fails_costs_itself(
-    error: str,
-    why: str,
-    tmp_path: Path,
-    vllm: Path,
-    ran: list[list[str]],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    out = tmp_path / "served"
-    command = ["evidence", f"--out={out}", "--serve", f"--vllm={vllm}", "--ranks=4", "--budget=9h"]
-    command += ["--stack=gpt-fast", "--batch=1"]
-    # those that four GPUs can serve: 8B at TP 4
-    monkeypatch.setenv("FAKE_VLLM_FAILS", "LadderLlamaForCausalLM")
-    monkeypatch.setenv("FAKE_VLLM_ERROR", error)
-    assert main(command) == 1
-    failed = f"not measured: serve-8b-tp-4-ladder: {why}"
-    assert failed in capsys.readouterr().err
-    archive = read_archive(out)
-    assert failed in archive.failures
-    served = [row for row in archive.measured if row.run.startswith("serve-")]
-    assert {(row.run, row.variant) for row in served} == {
-        (f"serve-8b-tp-4-load-{load}", "standard") for load in serving.LOADS
-    }
-    # what is measured stays, what failed is tried again
-    monkeypatch.delenv("FAKE_VLLM_FAILS")
-    main(command)
-    served = [row for row in read_archive(out).measured if row.run.startswith("serve-")]
-    assert len(served) == 2 * len(serving.LOADS)
-    for row in served:
-        assert row.measured == pytest.approx({"ttft_s": 0.1, "tpot_s": 0.01, "speedup": 1.0})
-        assert row.predicted == pytest.approx(row.now)
-    ladder, standard = (
-        next(row for row in served if row.variant == name and row.run.endswith("-64"))
-        for name in ("ladder", "standard")
-    )
-    assert ladder.predicted["tpot_s"] != standard.predicted["tpot_s"]
-
-
-def test_commands_of_vllm(tmp_path: Path) -> None:
-    standard, ladder = (serving.server_command("vllm", tmp_path, 8, name, 1) for name in serving.VARIANTS)
-    assert "--load-format=dummy" in standard
-    assert ladder[:-1] == standard
-    wired = json.loads(ladder[-1].partition("=")[2])
-    assert wired == {"architectures": ["LadderLlamaForCausalLM"], "ladder_sim_wiring": "ladder"}
-    load = serving.Serving("70b", 8, 64)
-    asked = serving.bench_command("vllm", tmp_path, load, 1, tmp_path / "result.json")
-    assert {"--max-concurrency=64", "--num-prompts=192", "--ignore-eos", "--save-result"} <= set(asked)
 
 
 @pytest.mark.slow

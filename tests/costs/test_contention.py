@@ -12,8 +12,8 @@ from ladder_sim.costs import kernels
 from ladder_sim.costs.collectives.algorithms import DISPATCHES
 from ladder_sim.costs.estimate import (
     CLUSTERED,
-    HOLDERS,
     HOST_ROUND_TRIP_S,
+    KERNELS,
     Estimate,
     OverlapParameters,
     collective_sms,
@@ -37,7 +37,7 @@ from tests.support.shapes import bmm_shape, mla_shape, moe_shape
 DEFAULTS = OverlapParameters()
 SMS = 132
 MESSAGES = st.floats(1.0, 1e10)
-ALGORITHMS = sorted(HOLDERS)
+ALGORITHMS = sorted(KERNELS)
 KINDS = sorted(COLLECTIVE_KINDS)
 IN_SWITCH = {"nvls", "nvls-tree", "nccl-symmetric", "multimem", "fused-norm"}
 
@@ -149,7 +149,7 @@ def test_without_channels_there_is_no_contention(nodes: int) -> None:
 @given(one=MESSAGES, other=MESSAGES)
 def test_channels_grow_with_the_message_up_to_a_cap(algorithm: str, one: float, other: float) -> None:
     few, many = (collective_sms(algorithm, size, DEFAULTS) for size in sorted((one, other)))
-    cap = {"ring": 24, "tree": 16, "nvls": 16, "multimem": 8, "blocks": 36, "deepep": 20}[HOLDERS[algorithm]]
+    cap = {"ring": 24, "tree": 16, "nvls": 16, "multimem": 8, "blocks": 36, "deepep": 20}[KERNELS[algorithm]]
     assert 1 <= few <= many <= cap
     assert collective_sms(algorithm, 1e12, DEFAULTS) == cap
 
@@ -198,8 +198,8 @@ def test_steps_grow_with_ranks_and_nodes(
     nodes_on, ranks_on = (
         memory_steps(algorithm, kind, *more) for more in ((nodes + more_nodes, ranks), (nodes, ranks + more_ranks))
     )
-    assert (ranks_on > steps) is (HOLDERS[algorithm] in ("ring", "tree"))
-    assert (nodes_on > steps) is (HOLDERS[algorithm] in ("ring", "tree", "nvls"))
+    assert (ranks_on > steps) is (KERNELS[algorithm] in ("ring", "tree"))
+    assert (nodes_on > steps) is (KERNELS[algorithm] in ("ring", "tree", "nvls"))
     assert min(nodes_on, ranks_on) >= steps
     assert memory_steps(algorithm, "all_gather", nodes, ranks) <= memory_steps(algorithm, "all_reduce", nodes, ranks)
 

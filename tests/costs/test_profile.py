@@ -38,7 +38,7 @@ LAYER: dict[str, Any] = {"format": "bf16", "hidden": 64, "width": 32, "experts":
 def small_document() -> dict[str, Any]:
     curve = {"bytes": [1024, 2048], "seconds": [1e-5, 2e-5]}
     return {
-        "schema_version": 1,
+        "schema_version": 4,
         "name": "tiny",
         "gpu": "h100-sxm",
         "created": "2026-01-01",
@@ -328,29 +328,6 @@ def test_any_bytes(content: bytes) -> None:
 @given(damaged(small_document()))
 def test_any_damage_to_a_profile_is_seen(content: bytes) -> None:
     assert is_profile_or_refused(content)
-
-
-# what older files hold
-
-
-def test_a_fit_in_a_file_of_schema_version_1_is_read_by_its_new_names(tmp_path: Path) -> None:
-    """Such a file does not say either of which families, nodes, precisions and sizes its runs were."""
-    fit = load_profile("h100-sxm-gpt-fast").stack_fit
-    assert fit is not None
-    save_profile(load_profile("h100-sxm-gpt-fast"), tmp_path / "new.json")
-    document = json.loads((tmp_path / "new.json").read_text())
-    assert (document["schema_version"], load_profile(tmp_path / "new.json").stack_fit) == (4, fit)
-    entries = document.pop("stack_fit")
-    unknown = {"allreduce": "", "families": (), "nodes": (), "dtypes": (), "sizes": {}}
-    kept = {name: value for name, value in entries.items() if name not in unknown}
-    old = {"fitted_scale": "near", "other_scale": "beyond"}
-    document = {
-        **document,
-        "schema_version": 1,
-        "transfer": {old.get(name, name): value for name, value in kept.items()},
-    }
-    again = load_profile(write(tmp_path / "old.json", document)).stack_fit
-    assert again == dataclasses.replace(fit, **unknown)
 
 
 def test_a_profile_of_an_unknown_cluster_is_refused_when_it_is_read(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_a_plan_is_a_button_that_asks_with_it() -> None:
 
 def test_more_gpus_than_a_page_searches_are_refused() -> None:
     with pytest.raises(UsageError, match="72 GPUs: the page searches plans on at most 64"):
-        panel("plans", "model=8b&nodes=9&concurrency=16")
+        panel("plans", "model=8b&nodes=9&tp=8&dp=9&concurrency=72")
 
 
 def test_the_front_is_of_requests_in_flight_where_the_scenario_is() -> None:

@@ -20,7 +20,6 @@ from tests.support.laws import law
 from tests.support.random_scenarios import EXPERTS, scenarios
 
 IN_FLIGHT = st.sampled_from([1, 2, 3, 8, 32, 128, 512])
-PROMPTS = st.sampled_from([1, 16, 128, 1024, 2048, 4096, 8192, 16384])
 ANSWERS = st.sampled_from([2, 3, 4, 8, 16, 64, 102, 256])
 LOADED = scenarios(in_flight=True, stacks=("vllm", "sglang", "trtllm"), models=("8b", "70b", "llama-2-13b", *EXPERTS))
 

@@ -11,12 +11,12 @@ from ladder_sim.closed_loop.step import simulate_request
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.memory import kv_bytes, kv_tokens, memory_use, running_requests, weight_bytes
 from ladder_sim.serving.service import scheduler_spec
-from ladder_sim.specs.settings import names_of
+from ladder_sim.specs.settings import names_by_engine
 from tests.support.laws import law
 from tests.support.random_scenarios import DENSE, EXPERTS, scenarios
 
 CONTEXT = 1024
-ENGINES = tuple(names_of("step_requests"))
+ENGINES = tuple(names_by_engine("step_requests"))
 
 
 def servings() -> st.SearchStrategy[Scenario]:

@@ -28,7 +28,6 @@ AT_ONCE = {"frontend_s": 0.0, "frontend_steps": 0.0, "frontend_token_s": 0.0}
 LONGEST = 600
 ENGINES = ("vllm", "vllm@0.12", "sglang", "trtllm")
 # of a request, but its prefix, which may name its parts as it likes
-FIELDS = ("arrival_s", "prompt", "gen", "prefix_tokens")
 DRAFTS = (None, None, Speculation(acceptance=(0.8, 0.5), cost=0.02), Speculation(acceptance=(0.7,), cost=0.0))
 
 

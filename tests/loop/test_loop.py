@@ -16,7 +16,7 @@ from ladder_sim.prediction import Predictions
 from ladder_sim.validation.runs import Compared, RunCheck, compare_requests
 from ladder_sim_calibration.passes.observe import measure
 from ladder_sim_runtime.comm.process_group import gloo_priority
-from ladder_sim_runtime.runs import Runs, Times, bench
+from ladder_sim_runtime.runs import RequestTimes, Runs, bench
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
@@ -161,8 +161,10 @@ def test_runs_without_communication_show_the_pace_of_the_machine(turns: tuple[Ru
     """A machine that became twice as slow since its profile was measured errs as before."""
     runs, profile, _ = turns
     bound = predict(SMALL, ["upper-bound"], profile=profile)["upper-bound"]
-    slow = Runs({variant: [Times(2.0 * first, 2.0 * rest) for first, rest in each] for variant, each in runs.items()})
-    slow["upper-bound"] = [Times(2.0 * bound.ttft_s, 2.0 * (bound.request_s - bound.ttft_s))]
+    slow = Runs(
+        {variant: [RequestTimes(2.0 * first, 2.0 * rest) for first, rest in each] for variant, each in runs.items()}
+    )
+    slow["upper-bound"] = [RequestTimes(2.0 * bound.ttft_s, 2.0 * (bound.request_s - bound.ttft_s))]
     slow.scenario, slow.environment = runs.scenario, runs.environment
     before, now = validate(runs, profile=profile), validate(slow, profile=profile)
     assert before.pace is None
@@ -195,8 +197,8 @@ def test_ranks_need_cores_and_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_medians_and_speedups_are_of_rounds() -> None:
     """A round in which all are slow changes no speedup."""
-    slow = [Times(1.0, 2.0), Times(1.0, 2.0), Times(3.0, 6.0)]
-    runs = {"standard": slow, "ladder": [Times(*(0.5 * seconds for seconds in each)) for each in slow]}
+    slow = [RequestTimes(1.0, 2.0), RequestTimes(1.0, 2.0), RequestTimes(3.0, 6.0)]
+    runs = {"standard": slow, "ladder": [RequestTimes(*(0.5 * seconds for seconds in each)) for each in slow]}
     rows = compare_requests(runs, {"standard": (1.0, 2.0), "ladder": (0.5, 1.0)}, 2)
     speedup = next(row for row in rows if row.quantity == "speedup")
     assert (speedup.measured, speedup.low, speedup.high, speedup.error) == (2.0, 2.0, 2.0, 0.0)

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ladder_sim import Scenario, advise, condition, predict
-from ladder_sim.conditioning import FACTORS, PRIOR, Measured, posterior, read_measured, responses
+from ladder_sim.conditioning import FACTORS, PRIOR, ServerFigures, posterior, read_measured, responses
 from ladder_sim.costs.profile_file import save_profile
 from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.prediction import resolve_profile
@@ -131,7 +131,7 @@ def test_throughput_does_as_well() -> None:
 
 def test_figures_are_read_with_their_load() -> None:
     assert read_measured("tpot=19.3ms, TTFT=0.2s,tok/s=1500,concurrency=64,tp=4")[:2] == (
-        Measured(tpot_s=0.0193, ttft_s=0.2, tokens_per_s=1500.0),
+        ServerFigures(tpot_s=0.0193, ttft_s=0.2, tokens_per_s=1500.0),
         {"concurrency": 64, "tp": 4},
     )
 

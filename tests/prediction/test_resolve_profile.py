@@ -8,7 +8,7 @@ import pytest
 from ladder_sim import Scenario, predict
 from ladder_sim.costs import profile_file
 from ladder_sim.costs.profile_file import load_profile
-from ladder_sim.prediction import resolve_profile
+from ladder_sim.prediction import _own_profile, resolve_profile
 from ladder_sim.specs.catalog import stack
 from tests.support.scenarios import SERVING
 
@@ -53,6 +53,7 @@ def test_a_prediction_reads_the_files_of_its_gpu_and_engine_alone_and_once(monke
 
     monkeypatch.setattr(profile_file, "read_bytes", recorded)
     profile_file._load.cache_clear()
+    _own_profile.cache_clear()
     scenario = Scenario(model="8b", stack="vllm", cluster="h200-sxm", tp=2)
     for _ in range(2):
         predict(scenario, ["standard"])

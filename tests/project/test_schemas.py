@@ -93,7 +93,7 @@ def test_measurements_are_as_their_schemas_say(tmp_path: Path) -> None:
     store.append_states("after", [])
     for line in store.path.read_text("utf-8").splitlines():
         check("samples", json.loads(line))
-    save_profile(load_profile(OLD / "profile.json"), tmp_path / "profile.json")
+    save_profile(load_profile("h100-sxm"), tmp_path / "profile.json")
     check("profile", json.loads((tmp_path / "profile.json").read_text("utf-8")))
     save_profile(load_profile("h100-sxm-gpt-fast"), tmp_path / "derived.json")
     check("profile", json.loads((tmp_path / "derived.json").read_text("utf-8")))
@@ -158,10 +158,10 @@ def test_a_version_that_is_no_number_is_refused_in_the_same_words(
 # files of version 0.1
 
 
-def test_a_profile_of_0_1_is_read() -> None:
-    profile = load_profile(OLD / "profile.json")
-    assert profile.stack_fit is not None
-    assert list(profile.gemm) == ["bf16"]
+def test_a_profile_of_0_1_is_refused_with_a_way_out() -> None:
+    with pytest.raises(ProfileError, match="schema_version 1; this ladder-sim reads from 3 on") as refused:
+        load_profile(OLD / "profile.json")
+    assert "measure and fit it again" in refused.value.hint
 
 
 def test_tables_of_0_1_are_read() -> None:

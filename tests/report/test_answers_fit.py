@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from ladder_sim import Scenario, advise, breakeven, compare, predict, sensitivity, sweep, versus
-from ladder_sim.answer import Answer
-from ladder_sim.report.report import LINES, WIDTH
+from ladder_sim.report.report import LINES
 from tests.support.commands import run
+from tests.support.fits import lines_of
 
 SERVED: dict[str, Any] = {"model": "70b", "stack": "vllm", "concurrency": 64}
 VERSUS: dict[str, dict[str, Any]] = {
@@ -59,16 +59,6 @@ COMPARISONS: dict[str, dict[str, Any]] = {
     "standard alone": {"names": ["h100-sxm", "a100-sxm-hdr"], "variants": "standard", "model": "8b", "gen": 1},
     "one GPU": {"names": ["h100-sxm", "l40s-pcie"], "model": "8b", "tp": 1},
 }
-
-
-def lines_of(answer: Answer) -> list[str]:
-    lines = str(answer).splitlines()
-    assert len(lines) <= LINES, answer
-    assert max(map(len, lines)) <= WIDTH, answer
-    assert " ".join(lines).startswith(answer.summary)
-    # all of it stands before what explains it, but for what was cut
-    assert answer.explain().startswith("\n".join(lines))
-    return lines
 
 
 @pytest.mark.parametrize("case", VERSUS)

@@ -9,15 +9,13 @@ from typing import Any
 import pytest
 
 from ladder_sim import Scenario, capacity, serve
-from ladder_sim.answer import Answer
 from ladder_sim.errors import UsageError
-from ladder_sim.report.report import LINES, WIDTH
 from ladder_sim.serving import Request
 from tests.support.commands import run
+from tests.support.fits import lines_of
 
 EIGHT = Scenario(model="8b", tp=2, stack="vllm")
 FEW: dict[str, Any] = {"prompt": 400, "gen": 20, "requests": 40, "seeds": 1}
-LONG = ["standard", "hybrid-ladder:16", "hybrid-desync:4:16", "upper-bound"]
 SERVED: dict[str, dict[str, Any]] = {
     "a rate": {"rate": 20.0, **FEW},
     "an SLO, a price": {"rate": 20.0, "slo": "ttft_p95=500ms,tpot_p95=6ms", "usd_per_gpu_hour": 2.0, **FEW, "seeds": 2},
@@ -42,17 +40,6 @@ NEEDED: dict[str, dict[str, Any]] = {
     "one GPU": {"rate": 4.0, "slo": "ttft_p95=1s", "tp": 1},
     "plans": {"rate": 90.0, "slo": "ttft_p95=1s", "tp": [1, 2]},
 }
-
-
-def lines_of(answer: Answer) -> list[str]:
-    lines = str(answer).splitlines()
-    assert len(lines) <= LINES, answer
-    assert max(map(len, lines)) <= WIDTH, answer
-    assert " ".join(lines).startswith(answer.summary)
-    assert answer.explain().startswith("\n".join(lines))
-    assert "nan" not in str(answer)
-    assert "inf" not in str(answer)
-    return lines
 
 
 def said(text: str, value: float) -> bool:

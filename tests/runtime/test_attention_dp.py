@@ -7,16 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from ladder_sim.errors import InfeasibleError, UsageError
 from ladder_sim_runtime.__main__ import main
 from ladder_sim_runtime.bench import bench
-from ladder_sim_runtime.comm.base import Communicator
 from ladder_sim_runtime.config import BenchConfig, CommConfig, EngineConfig, ModelConfig
 from tests.support.ranks import on_ranks
 from tests.support.reference import full_weights, reference_logits
-from tests.support.world import EXPERTS, MODELS, OTHERS, VARIANTS, Case, engine_of, logits, tokens_of
+from tests.support.world import EXPERTS, MODELS, OTHERS, VARIANTS, Case, World, compute, engine_of, tokens_of
 
 pytestmark = pytest.mark.torch
 
@@ -29,13 +27,8 @@ CASES += [Case("latent", engine, variant) for variant in ("standard", "ladder") 
 STAGED = ("ladder", "delayed:1", "delayed:2", "farskip")
 
 
-def compute(comm: Communicator, cases: list[Case]) -> dict[Case, dict[str, Tensor]]:
-    torch.set_num_threads(1)
-    return {case: logits(case, comm) for case in cases}
-
-
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[Case, dict[str, Tensor]]]]:
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[int, World]:
     """Of one and of two ranks in each group."""
     return {
         tp: on_ranks(GROUPS * tp, tmp_path_factory.mktemp(f"tp{tp}"), compute, CASES, groups=GROUPS) for tp in (1, 2)

@@ -51,7 +51,7 @@ def expected(model: str, variant: str, ranks: int, ep: int) -> list[Tensor]:
 def test_logits_are_the_equations(worlds: dict[int, World], size: int, case: Case) -> None:
     """Of every rank; with and without a cache. Ranks that never meet differ, each as its own residual says."""
     for rank, reference in enumerate(expected(case.model, case.variant, size, engine_of(case, size).ep)):
-        for how, logits in worlds[size].logits[rank][case].items():
+        for how, logits in worlds[size][rank][case].items():
             torch.testing.assert_close(
                 logits, reference, rtol=1e-5, atol=1e-5, msg=lambda text, how=how: f"{how}: {text}"
             )
@@ -66,10 +66,10 @@ def test_logits_are_the_equations(worlds: dict[int, World], size: int, case: Cas
     ],
 )
 def test_the_degree_does_not_change_the_model(worlds: dict[int, World], case: Case) -> None:
-    alone = worlds[1].logits[0][case]["cached"]
+    alone = worlds[1][0][case]["cached"]
     for size in DEGREES:
         for rank in range(size):
-            torch.testing.assert_close(worlds[size].logits[rank][case]["cached"], alone, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(worlds[size][rank][case]["cached"], alone, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_the_degree_does_not_change_the_model(worlds: dict[int, World], case: Ca
     ],
 )
 def test_one_rank_has_nothing_to_leave_out(worlds: dict[int, World], variant: str) -> None:
-    logits = worlds[1].logits[0]
+    logits = worlds[1][0]
     standard = logits[Case("grouped", "flash", "standard")]["cached"]
     assert torch.equal(logits[Case("grouped", "flash", variant)]["cached"], standard)
 
@@ -88,7 +88,7 @@ def test_one_rank_has_nothing_to_leave_out(worlds: dict[int, World], variant: st
 def test_the_variants_are_different_models(worlds: dict[int, World]) -> None:
     """Guards the tests above: wirings that did the same would pass them."""
     variants = [variant for variant in (*VARIANTS, *OTHERS) if variant not in SAME_AS]
-    logits = [worlds[2].logits[0][Case("grouped", "flash", variant)]["cached"] for variant in variants]
+    logits = [worlds[2][0][Case("grouped", "flash", variant)]["cached"] for variant in variants]
     for i, one_BTV in enumerate(logits):
         assert all((one_BTV - other_BTV).abs().max() > 1e-2 for other_BTV in logits[:i])
 
@@ -97,7 +97,7 @@ def test_the_variants_are_different_models(worlds: dict[int, World]) -> None:
 @pytest.mark.parametrize("variant", SAME_AS)
 def test_some_variants_are_others(worlds: dict[int, World], variant: str, size: int) -> None:
     """Bit for bit."""
-    for logits in worlds[size].logits:
+    for logits in worlds[size]:
         ours, theirs = (logits[Case("grouped", "flash", name)] for name in (variant, SAME_AS[variant]))
         assert all(torch.equal(ours[how], theirs[how]) for how in ours)
 

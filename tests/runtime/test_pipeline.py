@@ -20,7 +20,7 @@ from ladder_sim_runtime.generate import Generator
 from ladder_sim_runtime.model import kernels
 from ladder_sim_runtime.model.decoder import Decoder
 from tests.support.ranks import on_ranks
-from tests.support.world import GROUPED, HYBRIDS, MODELS, OTHERS, VARIANTS, WHOLE, Case, decoder, logits
+from tests.support.world import GROUPED, HYBRIDS, MODELS, OTHERS, VARIANTS, WHOLE, Case, World, compute, decoder
 
 pytestmark = pytest.mark.torch
 
@@ -33,13 +33,8 @@ CASES += [Case("grouped", "math", "ladder"), Case("grouped", "sharded", "ladder"
 PLANS = [(1, 2), (2, 2), (1, 3)]
 
 
-def compute(comm: Communicator, cases: list[Case]) -> dict[Case, dict[str, Tensor]]:
-    torch.set_num_threads(1)
-    return {case: logits(case, comm) for case in cases}
-
-
 @pytest.fixture(scope="module")
-def one_stage(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[Case, dict[str, Tensor]]]]:
+def one_stage(tmp_path_factory: pytest.TempPathFactory) -> dict[int, World]:
     return {tp: on_ranks(tp, tmp_path_factory.mktemp(f"tp{tp}"), compute, CASES) for tp in (1, 2)}
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from ladder_sim import Scenario, predict
-from ladder_sim.report.columns import counted_text
 from ladder_sim.search.search import counted, search
 from ladder_sim.search.space import Chosen, Penalty, Space, read_space
 from ladder_sim.specs import catalog
+from ladder_sim.units import counted_text
 from ladder_sim.wirings.layout import lay_out
 from ladder_sim.wirings.names import parse
 from ladder_sim.wirings.rules import WiringError

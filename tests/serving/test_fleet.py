@@ -16,7 +16,7 @@ from ladder_sim.serving import SLO, Capacity, Lengths, Service, Traffic
 from ladder_sim.serving.replicas.simulation import Sizes
 from ladder_sim.serving.sizing.best_plan import AS_MANY, TIED, _reason_against
 from ladder_sim.serving.sizing.estimates import PlanEstimate, estimates_of, simulated_together, steps_of
-from ladder_sim.serving.sizing.search import Case, Need, Points, Search
+from ladder_sim.serving.sizing.search import Case, Need, Search, Simulated
 from tests.support.commands import run
 from tests.support.replicas import SERVER, capacity, keywords
 
@@ -203,7 +203,7 @@ def test_fewer_replicas_of_either_kind_break_the_promise() -> None:
 
 
 class Known(dict[str, Any]):
-    """Points of a search: the time to first token that its bound bounds, by the rate of each replica and the seed."""
+    """Simulations of a search: the time to first token that its bound bounds, by rate of each replica and seed."""
 
     def __init__(self, seconds: Callable[[float, int], float]) -> None:
         self.seconds, self.asked = seconds, list[str]()
@@ -232,7 +232,7 @@ def test_replicas_that_mend_nothing_are_not_added_for_ever(seconds: Callable[[fl
     points = Known(seconds)
     traffic, slo = Traffic(rate=300.0, **{**LOAD, "requests": 10}), SLO.parse("ttft_p95=1s")
     service = Service.for_requests(SCENARIO, traffic, steps=SERVER)
-    search = Search(service, "standard", traffic, slo, seeds=2, points=points)
+    search = Search(service, "standard", traffic, slo, seeds=2, simulated=points)
     need = search.need()
     assert (need.replicas, need.breaks, need.rate_limit) == (0, ("ttft_p95",), 0.0)
     assert need.idle_s[0] > 1.0
@@ -276,11 +276,11 @@ def test_slower_steps_break_at_lower_rates() -> None:
 
 def test_a_simulation_answers_for_slower_steps_too() -> None:
     """Guards the law: slower steps do to requests what steps as predicted do to requests that come as much faster."""
-    points: Points = {}
+    points: dict[str, Simulated] = {}
     traffic = replace(TRAFFIC, requests=3000)
     service = Service.for_requests(SCENARIO, traffic)
     slo = SLO.parse("ttft_p95=300ms,tpot_p95=8ms,e2e_p95=1s,itl_p95=20ms")
-    search = Search(service, "ladder", traffic, slo, points=points)
+    search = Search(service, "ladder", traffic, slo, simulated=points)
     search.seconds(100.0)
     simulated = len(points)
     for slower in (0.8, 1.25):
@@ -295,7 +295,7 @@ def test_plans_predicted_to_carry_no_more_than_those_ruled_out_are_tied() -> Non
     """Regression: each of 30 plans of DeepSeek-V3 took a table of step times and a simulation."""
     points = Known(lambda rate, seed: 2.0)
     service = Service.for_requests(SCENARIO, TRAFFIC, steps=SERVER)
-    search = Search(service, "standard", TRAFFIC, SLO.parse("ttft_p95=1s"), points=points)
+    search = Search(service, "standard", TRAFFIC, SLO.parse("ttft_p95=1s"), simulated=points)
     failed: list[PlanEstimate] = []
     for number in range(5):
         carried = PlanEstimate(2.0, 0.0, 2.0, 10.0 - number, 5.0 - number / 2.0)

@@ -227,7 +227,7 @@ def test_capacity_is_where_the_promise_breaks() -> None:
     for name, need in needs.items():
         assert need.replicas >= 2
         for rate, kept in ((need.rate_limit, True), (1.03 * need.rate_limit, False)):
-            outcome = outcomes(scenario(), Traffic(rate=rate, **load), [name], slo=slo)[name]
+            outcome = outcomes(scenario(), Traffic(rate=rate, **load), [name], slo=slo, steady=True)[name]
             assert (bool(outcome.kept) and outcome.stable) == kept
     assert needs["ladder"].rate_limit > needs["standard"].rate_limit
     assert needs["ladder"].gpus <= needs["standard"].gpus

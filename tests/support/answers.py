@@ -45,6 +45,7 @@ from ladder_sim.traces.summary import IdleTime, ModuleTotal, OpTotal, RankSummar
 from ladder_sim.validation import compare
 from ladder_sim.validation.archive import Archive
 from ladder_sim.validation.compare import Level
+from ladder_sim.validation.load import DEPLOYMENT
 from ladder_sim.validation.runs import QUANTITIES, Compared
 from ladder_sim.validation.serving_table import Setup
 from ladder_sim.wirings.names import FAMILIES
@@ -337,7 +338,7 @@ def _ranking() -> dict[str, Schema]:
 
 
 def _loads() -> dict[str, Schema]:
-    server = {name: nullable(named(name)) for name in loads.SERVER}
+    server = {name: nullable(named(name)) for name in DEPLOYMENT}
     load = {"load": COUNT, "tool": TEXT, "source": TEXT, **server, "concurrency": nullable(COUNT), "figure": TEXT}
     figures = {**columns_of(loads.VALUES), "measured": number("measured")}
     rows = listed(strict({**load, **figures, "note": TEXT}))

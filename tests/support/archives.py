@@ -18,7 +18,6 @@ ARGUMENTS: Mapping[str, Any] = {
     "gen": 9,
     "dtype": "fp16",
 }
-SERVED: Mapping[str, Any] = {"stack": "vllm", "tp": 8, "concurrency": 4, "prompt": 64, "gen": 9, "dtype": "bf16"}
 # measured over predicted
 SLOWER = {"standard": 1.25, "ladder": 1.0}
 
@@ -34,8 +33,8 @@ def pack(
     """An archive of two runs: the first measured, in times that are a fixed multiple of the predicted ones."""
     predicted = figures(scenario_of(ARGUMENTS, "8b", "h100-sxm"), list(SLOWER))
     rows = [
-        {"run": name, "model": "8b", "scenario": arguments, "variant": variant, **predicted[variant]}
-        for name, arguments in (("first", ARGUMENTS), ("second", ARGUMENTS), ("served", SERVED))
+        {"run": name, "model": "8b", "scenario": ARGUMENTS, "variant": variant, **predicted[variant]}
+        for name in ("first", "second")
         for variant in SLOWER
     ]
     head = {

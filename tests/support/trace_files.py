@@ -111,6 +111,15 @@ class TraceFile:
                 "cuda_sync", kind, start, duration, -1, cuda_sync_kind=kind, device=0, correlation=correlation, **args
             )
 
+    def append(self, later: "TraceFile", shift: float) -> None:
+        """Add the events of another trace some time later: its launches follow the first ones, its kernels theirs."""
+        for event in later.events:
+            event["ts"] += shift
+            for key in ("correlation", "wait_on_cuda_event_record_corr_id"):
+                if key in event["args"]:
+                    event["args"][key] += 10_000
+        self.events += later.events
+
     def step(self, number: int, start: float, duration: float) -> None:
         self.event("user_annotation", f"ProfilerStep#{number}", start, duration, MAIN)
 

@@ -143,6 +143,10 @@ class Case(NamedTuple):
     variant: str
 
 
+# what the ranks of one degree computed, rank by rank
+World = list[dict[Case, dict[str, Tensor]]]
+
+
 def cases(size: int) -> Iterator[Case]:
     """What a degree computes; four ranks, which share KV heads and experts, every wiring once."""
     for case in _all_cases():
@@ -210,17 +214,11 @@ def logits(case: Case, comm: Communicator) -> dict[str, Tensor]:
         return {"uncached": model(tokens_BT, wiring), "cached": torch.cat(parts, dim=1)}
 
 
-class World(NamedTuple):
-    """What the ranks of one degree computed, rank by rank."""
-
-    logits: list[dict[Case, dict[str, Tensor]]]
-
-
-def compute(comm: Communicator) -> dict[Case, dict[str, Tensor]]:
+def compute(comm: Communicator, wanted: list[Case]) -> dict[Case, dict[str, Tensor]]:
     torch.set_num_threads(1)
-    return {case: logits(case, comm) for case in cases(comm.size)}
+    return {case: logits(case, comm) for case in wanted}
 
 
 def run_world(size: int, folder: Path) -> World:
     """Compute everything with `size` ranks."""
-    return World(on_ranks(size, folder, compute))
+    return on_ranks(size, folder, compute, list(cases(size)))

@@ -25,8 +25,6 @@ from tests.conftest import DATA
 from tests.support.strategies import damaged, programs, sharing_programs
 from tests.support.trace_files import COMPUTE, tensor_parallel
 
-US = 1e-6
-
 
 def reread(graph: TraceGraph, path: Path) -> TraceGraph:
     perfetto.write({"run": graph}, path)

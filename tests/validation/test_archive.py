@@ -26,18 +26,18 @@ def test_an_archive_is_compared_with_what_was_predicted_before_and_with_today(tm
     # standard's own speedup is 1 and no error
     assert archive.errors("speedup") == [pytest.approx(0.0)]
     sentence = (
-        "node.tar.gz: evidence of NVIDIA H100 80GB HBM3, 2 of 6 rows measured; predictions made before were off by "
+        "node.tar.gz: evidence of NVIDIA H100 80GB HBM3, 2 of 4 rows measured; predictions made before were off by "
     )
     times = "TTFT 10.0% (at most 20.0%), TPOT 10.0% (at most 20.0%), speedup 0.0% (at most 0.0%)"
     assert archive.sentence == f"{sentence}{times}; today's by {times}."
     said = run("validate", str(path), "--explain")
     assert said.code == 0
     assert archive.sentence in " ".join(said.out.split())
-    assert "Not measured: second, served." in said.out
+    assert "Not measured: second." in said.out
     assert "not measured: second: no time" in said.out
     document = json.loads(run("validate", str(path), "--json", "--set", f"plot={tmp_path / 'figure.html'}").out)
     assert document["sentence"] == archive.sentence
-    assert len(document["rows"]) == 6
+    assert len(document["rows"]) == 4
     assert (tmp_path / "figure.html").exists()
 
 
@@ -46,10 +46,10 @@ def test_a_rehearsal_is_called_one_and_is_never_evidence(tmp_path: Path) -> None
     pack(tmp_path / "fake.tar.gz", rehearsal="CPUs, 2 ranks", gpu="")
     (tmp_path / "README.md").write_text("# By hand\n\nRehearsals do not count.\n\nold table\n")
     archives = [read_archive(path) for path in archives_in(tmp_path)]
-    assert archives[0].sentence.startswith("fake.tar.gz: rehearsal, no evidence (CPUs, 2 ranks), 2 of 6 rows measured")
+    assert archives[0].sentence.startswith("fake.tar.gz: rehearsal, no evidence (CPUs, 2 ranks), 2 of 4 rows measured")
     table = archives_table(archives)
     assert (
-        "| real.tar.gz | NVIDIA H100 80GB HBM3 | 0123456789ab | 2 of 6 | 10.0%, 20.0% | 10.0%, 20.0% | 0.0%, 0.0% |"
+        "| real.tar.gz | NVIDIA H100 80GB HBM3 | 0123456789ab | 2 of 4 | 10.0%, 20.0% | 10.0%, 20.0% | 0.0%, 0.0% |"
         in table
     )
     assert "fake" not in table
@@ -64,7 +64,7 @@ def test_the_table_of_archives_is_that_of_the_repository() -> None:
 
 def test_an_archive_without_a_run_says_so(tmp_path: Path) -> None:
     archive = read_archive(pack(tmp_path / "node.tar.gz", measured=False))
-    assert "0 of 6 rows measured; nothing to compare." in archive.sentence
+    assert "0 of 4 rows measured; nothing to compare." in archive.sentence
     assert run("validate", str(tmp_path / "node.tar.gz"), "--set", f"plot={tmp_path / 'figure.html'}").code == 0
 
 

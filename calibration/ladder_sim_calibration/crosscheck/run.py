@@ -10,7 +10,7 @@ from ladder_sim.costs.table_parts import in_place_entry
 from ladder_sim.validation.runs import Compared, check_same, compare_requests
 from ladder_sim_calibration.crosscheck.store import SCHEMA
 from ladder_sim_calibration.passes.fit import on_link, profile_of, times_of
-from ladder_sim_calibration.passes.observations import Observations, Run, name_of, scenario_of, steps
+from ladder_sim_calibration.passes.observations import Observations, OnLink, name_of, scenario_of, steps
 from ladder_sim_calibration.passes.observe import Experiment, observe
 from ladder_sim_runtime.environment import environment
 
@@ -35,9 +35,9 @@ def compare(
     for link in observed.links:
         on = on_link(profile, observed.emulated.get(link))
         requests = {
-            variant: observed.requests[Run(link, variant)]
+            variant: observed.requests[OnLink(link, variant)]
             for variant in variants
-            if Run(link, variant) in observed.requests
+            if OnLink(link, variant) in observed.requests
         }
         predicted = {variant: times_of(observed.scenario, variant, on) for variant in requests}
         for row in compare_requests(requests, predicted, min(1, len(steps(observed.scenario, "decode")))):

@@ -50,15 +50,13 @@ def add_to(commands: Any) -> None:
         action="store_true",
         help="the table of the Ladder Residual paper: 70B, TP 8 to 1, P2P on and off, an hour",
     )
-    add("--serve", action="store_true", help="vLLM as well, standard and ladder, with random weights under three loads")
-    add("--vllm", default="vllm", help="command of a vLLM with plugins/vllm-ladder (default %(default)s)")
     add("--model", help="model whose shards are measured and run (default 70b)")
     add("--ranks", type=int, help="ranks with real links between them; default: one for each GPU")
     add("--tp", type=int, default=8, help="degree that a single rank emulates (default %(default)s)")
     add("--degrees", type=words, help="tensor-parallel degrees of runs, the most valuable first; default: all ranks")
     add("--p2p", type=words, help="links of runs: on,off runs each with and without NCCL_P2P_DISABLE=1")
     add("--cluster", help="catalog cluster, or its .toml; default: one with this GPU, SXM if there is one")
-    add("--budget", help="time to spend (default 30m, with --paper or --serve 55m)")
+    add("--budget", help="time to spend (default 30m, with --paper 55m)")
     add("--stack", type=words, help=f"engines to run as (default {','.join(STACKS)})")
     add("--batch", type=words, help=f"sequences served together (default {','.join(BATCHES)})")
     add("--prompt", type=int, help="tokens of each prompt (default 1024)")
@@ -98,7 +96,7 @@ def _fill(options: argparse.Namespace) -> None:
         if getattr(options, name) is None:
             setattr(options, name, value)
     if options.budget is None:
-        options.budget = "55m" if options.paper or options.serve else "30m"
+        options.budget = "55m" if options.paper else "30m"
 
 
 def _gpus() -> int:

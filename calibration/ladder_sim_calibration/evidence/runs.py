@@ -23,7 +23,7 @@ BETWEEN_GPUS: tuple[AllReduce, ...] = ("nccl", "one-shot", "multimem")
 VARIANTS: tuple[str, ...] = ("standard", "parallel", "ladder", "upper-bound")
 
 
-class Run(NamedTuple):
+class PlannedRun(NamedTuple):
     """A `run --bench`."""
 
     name: str
@@ -45,7 +45,7 @@ class Run(NamedTuple):
         return [*flags, f"--warmups={options.warmups}"]
 
 
-def arguments_of(run: Run, options: argparse.Namespace) -> dict[str, Any]:
+def arguments_of(run: PlannedRun, options: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments of `Scenario` for a run, without the model and the cluster."""
     return {
         "stack": run.stack,
@@ -57,7 +57,7 @@ def arguments_of(run: Run, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def planned(options: argparse.Namespace, cluster: str, *, ranks: int, on_gpus: bool) -> Iterator[Run]:
+def planned(options: argparse.Namespace, cluster: str, *, ranks: int, on_gpus: bool) -> Iterator[PlannedRun]:
     """Yield every run: all batches and links at the first degree, then at the next one.
 
     Between GPUs NCCL, and kernels in symmetric memory, stand for those that an engine has of its own.
@@ -74,7 +74,7 @@ def planned(options: argparse.Namespace, cluster: str, *, ranks: int, on_gpus: b
                     if tp == 1 and not p2p:
                         continue
                     parts = (f"{stack}-batch-{batch}", f"tp-{tp}" * (tp != whole_tp), "p2p-off" * (not p2p))
-                    run = Run("-".join(filter(None, parts)), stack, batch, tp, p2p)
+                    run = PlannedRun("-".join(filter(None, parts)), stack, batch, tp, p2p)
                     scenario = scenario_of(arguments_of(run, options), options.model, cluster)
                     if ranks == 1 or not on_gpus or scenario.stack.allreduce == "nccl":
                         yield run

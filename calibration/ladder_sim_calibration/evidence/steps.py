@@ -35,7 +35,7 @@ from ladder_sim.validation.archive import FAILURES, FIGURES, PREDICTED, figures,
 from ladder_sim.values import whole
 from ladder_sim_calibration.evidence.runs import (
     VARIANTS,
-    Run,
+    PlannedRun,
     arguments_of,
     linked,
     links_here,
@@ -45,7 +45,6 @@ from ladder_sim_calibration.evidence.runs import (
     own_files,
     planned,
 )
-from ladder_sim_calibration.evidence.serving import serve, servings
 from ladder_sim_calibration.fit.command import report
 from ladder_sim_calibration.fit.profile import make_profile
 from ladder_sim_calibration.fit.samples import SampleStore
@@ -59,8 +58,8 @@ CHECKS = "checks.json"
 SCHEMA = Schema()
 # of the budget, for single ops; the rest is for runs
 OPS_SHARE = 0.5
-# where a table of runs is asked for: of the budget, for single ops and for servers
-PAPER_OPS_SHARE, SERVE_SHARE = 0.1, 0.6
+# the same where a table of runs is asked for
+PAPER_OPS_SHARE = 0.1
 # what an emulated all-reduce is looked up by: 1 KB to 1 GB
 MESSAGES = tuple(1024.0 * 4**power for power in range(11))
 
@@ -87,7 +86,6 @@ class Evidence:
             raise UsageError(f"--most {options.most:g}: must be above 0", hint="for example --most 4096")
         # makes a scenario of each, which checks the other options
         self._runs = tuple(planned(options, self._cluster, ranks=ranks, on_gpus=self._on_gpus))
-        self._served = tuple(servings(ranks)) if options.serve else ()
         self._claim()
         for given, kept in self._own.items():
             write_file(kept, read_bytes(Path(given), what="a config.json, or a cluster's .toml"))
@@ -96,12 +94,10 @@ class Evidence:
     def collect(self, spend_s: float) -> list[str]:
         """Run every stage that is not done yet; return what could not be measured, or is not as expected."""
         failed: list[str] = []
-        serve_share = SERVE_SHARE if self._served else 0.0
-        ops_share = PAPER_OPS_SHARE if self._options.paper or self._served else OPS_SHARE
+        ops_share = PAPER_OPS_SHARE if self._options.paper else OPS_SHARE
         for name, stage in (
             ("predictions", self._predict()),
-            ("runs", self._run_all(time.monotonic() + (1.0 - ops_share - serve_share) * spend_s)),
-            ("servings", self._serve_all(serve_share * spend_s)),
+            ("runs", self._run_all(time.monotonic() + (1.0 - ops_share) * spend_s)),
             ("single ops", self._measure_ops(ops_share * spend_s)),
             ("profile", self._fit()),
             ("comparison", self._compare()),
@@ -170,18 +166,17 @@ class Evidence:
         path, rows = self._folder / PREDICTED, []
         before = json.loads(read_bytes(path, what="predictions"))["rows"] if path.exists() else []
         known = {row["run"] for row in before}
-        planned_now = [(run.name, VARIANTS, arguments_of(run, self._options), self._model) for run in self._runs]
-        planned_now += [(each.name, each.variants, each.arguments, each.model) for each in self._served]
-        for name, variants, arguments, model in planned_now:
-            if name in known:
+        for run in self._runs:
+            if run.name in known:
                 continue
+            arguments = arguments_of(run, self._options)
             predicted: Mapping[str, Mapping[str, float]] = {}
             try:
-                predicted = figures(scenario_of(arguments, model, self._cluster), variants) if self._on_gpus else {}
+                predicted = figures(self._scenario(run), VARIANTS) if self._on_gpus else {}
             except LadderSimError as error:
-                yield f"not predicted: {name}: {error.message}"
-            own = {"run": name, "model": Path(model).name if model == self._model else model, "scenario": arguments}
-            rows += [{**own, "variant": variant, **predicted.get(variant, {})} for variant in variants]
+                yield f"not predicted: {run.name}: {error.message}"
+            own = {"run": run.name, "model": Path(self._model).name, "scenario": arguments}
+            rows += [{**own, "variant": variant, **predicted.get(variant, {})} for variant in VARIANTS]
         if rows or not path.exists():
             head = {"ladder_sim": __version__, "commit": _commit(), "cluster": Path(self._cluster).name}
             head |= {"gpu": self._machine.get("gpu", ""), "rehearsal": self._rehearsal}
@@ -220,11 +215,11 @@ class Evidence:
                 yield f"not measured: {run.name}: {getattr(error, 'message', 'it ended with an error')}"
 
     @cached_property
-    def _first(self) -> Run | None:
+    def _first(self) -> PlannedRun | None:
         """The most valuable run that this machine can make."""
         return next((run for run in self._runs if not self._impossible(run)), None)
 
-    def _impossible(self, run: Run) -> str:
+    def _impossible(self, run: PlannedRun) -> str:
         """Return why this machine cannot make a run; empty if it can."""
         if run.tp > self._ranks > 1:
             return f"there are {self._ranks} GPUs"
@@ -232,7 +227,7 @@ class Evidence:
             return ""
         return f"it needs {use.total_bytes / 1e9:.0f} GB of each GPU"
 
-    def _expected_s(self, run: Run) -> float:
+    def _expected_s(self, run: PlannedRun) -> float:
         """Return the predicted seconds of all requests of a run; 0 if nothing is predicted."""
         if not (self._folder / PREDICTED).exists():
             return 0.0
@@ -243,11 +238,7 @@ class Evidence:
         requests: int = self._options.repeats + self._options.warmups
         return request_s * requests
 
-    def _serve_all(self, spend_s: float) -> Iterator[str]:
-        """Serve every load by vLLM; yield what failed."""
-        yield from serve(self._served, self._folder, self._options.vllm, time.monotonic() + spend_s)
-
-    def _table(self, run: Run) -> Path:
+    def _table(self, run: PlannedRun) -> Path:
         """Return the path of a CSV with the predicted all-reduce times that a single rank waits for."""
         links = f"{run.stack}{'' if run.tp == self._tp else f'-tp-{run.tp}'}{'' if run.p2p else '-p2p-off'}"
         path, scenario = self._folder / f"all-reduce-{links}.csv", self._scenario(run)
@@ -317,7 +308,7 @@ class Evidence:
             if op not in timed:
                 yield f"{op}: not measured, none of {sizes} sizes: {causes.get(op, 'no time was left')}"
 
-    def _results(self) -> "Iterator[tuple[Run, dict[str, Any]]]":
+    def _results(self) -> "Iterator[tuple[PlannedRun, dict[str, Any]]]":
         """Yield the runs that were measured, with their results."""
         for run in self._runs:
             path = self._folder / f"{run.name}.json"
@@ -343,7 +334,7 @@ class Evidence:
         """Once single ops have been measured."""
         return SampleStore(self._folder / SAMPLES)
 
-    def _scenario(self, run: Run) -> Scenario:
+    def _scenario(self, run: PlannedRun) -> Scenario:
         return scenario_of(arguments_of(run, self._options), self._model, self._cluster)
 
     def _compare(self) -> Iterator[str]:
@@ -370,7 +361,7 @@ class Evidence:
         if runs:
             write_file(self._folder / RUNS, Document(content={}, rows=runs).to_csv())
 
-    def _run_row(self, run: Run, variant: str, measured: Mapping[str, Any]) -> dict[str, Any]:
+    def _run_row(self, run: PlannedRun, variant: str, measured: Mapping[str, Any]) -> dict[str, Any]:
         return {
             "source": "emulated links" if self._ranks == 1 else "real links",
             # `validate` runs in the folder, which has another path at home
@@ -387,7 +378,7 @@ class Evidence:
         }
 
 
-def _compared(run: Run, measured: Mapping[str, Any], prediction: Prediction) -> dict[str, Any]:
+def _compared(run: PlannedRun, measured: Mapping[str, Any], prediction: Prediction) -> dict[str, Any]:
     """Return the predicted and measured figures of a variant; a single new token has no TPOT."""
     predicted = {"ttft_s": prediction.ttft_s, "tpot_s": prediction.tpot_s, "speedup": prediction.speedup.value}
     both = {

@@ -42,10 +42,7 @@ class Timing(NamedTuple):
 class Clock:
     """Takes time stamps in a device's work; this one for a CPU, whose work is done when its call returns.
 
-    Attributes
-    ----------
-    warm_s
-        How long an op runs before it is timed, seconds: by then the device's clock has followed the load.
+    An op runs for `warm_s` seconds before it is timed: by then the device's clock has followed the load.
     """
 
     warm_s = 0.0

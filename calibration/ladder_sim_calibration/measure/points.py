@@ -116,18 +116,9 @@ def ops_of(
 ) -> list[Sample]:
     """List every op to measure, without its time, in the order of the first round.
 
-    Parameters
-    ----------
-    models, degrees
-        Shards whose shapes are measured: each model at each tensor-parallel degree that divides it.
-    world
-        Ranks of this run; collectives are measured on every group size that divides them.
-    cuda
-        Whether CUDA streams and graphs are measured.
-    overlap
-        Whether kernels next to SMs, or threads, that are held are measured.
-    most
-        Limit on sizes, for a quick run: tokens of a GEMM, context, KB of a message or moved.
+    Shards are of each model at each tensor-parallel degree that divides it, collectives of every group size that
+    divides the ranks. With `cuda` streams and graphs are measured, with `overlap` kernels next to SMs, or threads, that
+    are held. `most` limits tokens of a GEMM, the context, and KB of a message or moved.
     """
     parts = [(model, tp) for model in models for tp in degrees if not model.partition_problem(tp)]
     shards = [_shard(*part) for part in parts]

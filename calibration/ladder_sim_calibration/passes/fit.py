@@ -25,14 +25,14 @@ from ladder_sim_calibration.passes.observations import (
     ELEMENT_BYTES,
     PHASES,
     Observations,
-    Run,
+    OnLink,
     all_reduces,
     message_bytes,
     ops_of,
     scenario_of,
     steps,
 )
-from ladder_sim_runtime.runs import Times
+from ladder_sim_runtime.runs import RequestTimes
 
 # of its time alone that a message takes after a computation, whatever noise makes of the difference
 MIN_MESSAGE_SHARE = 0.01
@@ -60,7 +60,7 @@ def profile_of(observed: Observations, *, created: str) -> CalibrationProfile:
         overheads=NOTHING_ADDED,
         in_place=without_waits,
     )
-    run = Run(link, "standard")
+    run = OnLink(link, "standard")
     waits: dict[float, Wait] = {}
     seconds = {kind: curve.seconds.copy() for kind, curve in curves.items()}
     lasts = zip(PHASES, times_of(observed.scenario, "standard", profile), observed.at_pace(run), strict=True)
@@ -87,11 +87,11 @@ def profile_of(observed: Observations, *, created: str) -> CalibrationProfile:
     return replace(profile, in_place=replace(without_waits, collectives=fitted, waits=waits))
 
 
-def times_of(scenario: Scenario, variant: str, profile: CalibrationProfile) -> Times:
-    """Predict one request of a variant, as `Run` names it."""
+def times_of(scenario: Scenario, variant: str, profile: CalibrationProfile) -> RequestTimes:
+    """Predict one request of a variant, as `OnLink` names it."""
     scenario = scenario_of(scenario, variant)
     request = simulate_request(scenario, [scenario.variant], KernelCosts(scenario, profile))[scenario.variant]
-    return Times(float(request.ttft_s), float(request.decode_s))
+    return RequestTimes(float(request.ttft_s), float(request.decode_s))
 
 
 def on_link(profile: CalibrationProfile, all_reduce: Curve | None) -> CalibrationProfile:

@@ -17,14 +17,14 @@ from ladder_sim.kernels import CollectiveShape, Phase
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.techniques import Techniques
 from ladder_sim.wirings.names import canonical
-from ladder_sim_runtime.runs import Times
+from ladder_sim_runtime.runs import RequestTimes
 
 # of the float32 activations that CPUs compute with
 ELEMENT_BYTES = 4.0
 PHASES: tuple[Phase, Phase] = ("prefill", "decode")
 
 
-class Run(NamedTuple):
+class OnLink(NamedTuple):
     """A variant on a link."""
 
     link: str
@@ -45,9 +45,9 @@ class Observations:
     """Interconnect whose requests of standard a profile is fitted to."""
     emulated: Mapping[str, Curve]
     """Emulated links: seconds of an all-reduce by message bytes."""
-    requests: dict[Run, list[Times]] = field(default_factory=lambda: defaultdict(list))
+    requests: dict[OnLink, list[RequestTimes]] = field(default_factory=lambda: defaultdict(list))
     """Requests of every variant on every link."""
-    compute_only: list[Times] = field(default_factory=list)
+    compute_only: list[RequestTimes] = field(default_factory=list)
     """Requests without communication."""
     kernels: Mapping[Phase, dict[OpKey, list[float]]] = field(
         default_factory=lambda: {phase: defaultdict(list) for phase in PHASES}
@@ -62,11 +62,11 @@ class Observations:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Machine, versions, and everything of what ran that times depend on."""
 
-    def request(self, run: Run) -> Times:
+    def request(self, run: OnLink) -> RequestTimes:
         """Return the median request of a run."""
-        return Times(*(median(column) for column in zip(*self.requests[run], strict=True)))
+        return RequestTimes(*(median(column) for column in zip(*self.requests[run], strict=True)))
 
-    def at_pace(self, run: Run) -> Times:
+    def at_pace(self, run: OnLink) -> RequestTimes:
         """Return the median request of a run at the pace that the machine has in requests without communication.
 
         A shared machine changes its pace from round to round; within a round it is nearly the same for both.
@@ -74,7 +74,7 @@ class Observations:
         both = (np.array(times).reshape(len(self.load), -1, 2) for times in (self.compute_only, self.requests[run]))
         without_s, with_s = (np.median(times, axis=1) for times in both)
         longer_s = np.median(with_s - without_s, axis=0)
-        return Times(*(np.median(self.compute_only, axis=0) + longer_s).tolist())
+        return RequestTimes(*(np.median(self.compute_only, axis=0) + longer_s).tolist())
 
 
 def steps(scenario: Scenario, phase: Phase) -> range:
@@ -83,13 +83,13 @@ def steps(scenario: Scenario, phase: Phase) -> range:
 
 
 def scenario_of(scenario: Scenario, variant: str) -> Scenario:
-    """Return the scenario with a variant and techniques as `Run` names them."""
+    """Return the scenario with a variant and techniques as `OnLink` names them."""
     wiring, _, techniques = variant.partition("+")
     return scenario.having(variant=canonical(wiring), techniques=Techniques.of(techniques or "none"))
 
 
 def name_of(scenario: Scenario) -> str:
-    """Return the name by which `Run` calls the variant and techniques of a scenario."""
+    """Return the name by which `OnLink` calls the variant and techniques of a scenario."""
     return "+".join((scenario.variant, *scenario.techniques.chosen))
 
 

@@ -29,7 +29,7 @@ from ladder_sim_calibration.passes.fit import profile_of, times_of
 from ladder_sim_calibration.passes.observations import (
     PHASES,
     Observations,
-    Run,
+    OnLink,
     all_reduces,
     kernels_of,
     message_bytes,
@@ -46,7 +46,7 @@ from ladder_sim_runtime.comm.process_group import Degrees
 from ladder_sim_runtime.comm.rendezvous import connect
 from ladder_sim_runtime.config import CommConfig, EngineConfig, ModelConfig
 from ladder_sim_runtime.environment import environment
-from ladder_sim_runtime.runs import Times, facts, require_ranks
+from ladder_sim_runtime.runs import RequestTimes, facts, require_ranks
 
 # what CPUs compute in
 DTYPE = torch.float32
@@ -77,7 +77,7 @@ class Testbed:
             seed=SEED,
         )
 
-    def request(self, variant: str, comm: Communicator) -> Times:
+    def request(self, variant: str, comm: Communicator) -> RequestTimes:
         """Time one request over `comm`, on the slowest rank."""
         wiring = self._set_up(scenario_of(self.scenario, variant), comm)
         self.comm.barrier()
@@ -87,9 +87,9 @@ class Testbed:
         for step in range(1, self.scenario.workload.gen):
             self._generator.decode(wiring, step)
         own = torch.tensor([first_s - start_s, time.perf_counter() - first_s], dtype=torch.float64)
-        return Times(*self.comm.slowest(own).tolist())
+        return RequestTimes(*self.comm.slowest(own).tolist())
 
-    def compute_only(self) -> Times:
+    def compute_only(self) -> RequestTimes:
         """Time one request without communication."""
         return self.request("upper-bound", Communicator(self.comm.size))
 
@@ -167,7 +167,7 @@ class Experiment:
     scenario: Scenario
     """Model, workload, stack and tensor-parallel degree."""
     variants: tuple[str, ...]
-    """Variants whose kernels and messages are timed, as `Run` names them."""
+    """Variants whose kernels and messages are timed, as `OnLink` names them."""
     runs: tuple[str, ...]
     """Variants whose requests run."""
     shares: tuple[float, ...] = ()
@@ -232,7 +232,7 @@ def _observe(experiment: Experiment, comm: Communicator) -> Observations:
         emulated=emulated,
         environment=experiment.environment(),
     )
-    runs = [Run(link, variant) for link in links for variant in experiment.runs if link != CALIBRATION_LINK]
+    runs = [OnLink(link, variant) for link in links for variant in experiment.runs if link != CALIBRATION_LINK]
     requests: list[Task] = [partial(_request, observed, testbed, run, links[run.link]) for run in runs]
     shuffle = random.Random(0).shuffle
 
@@ -265,7 +265,7 @@ def _calibration_tasks(
     testbed: Testbed,
     links: Mapping[str, Communicator],
     variants: Sequence[str],
-    runs: Sequence[Run],
+    runs: Sequence[OnLink],
 ) -> list[Task]:
     def compute_only() -> None:
         observed.compute_only.append(testbed.compute_only())
@@ -274,13 +274,13 @@ def _calibration_tasks(
     tasks: list[Task] = [*REPEATS * [compute_only], *(partial(_kernels, observed, testbed, *each) for each in timed)]
     if not observed.emulated:
         tasks.append(partial(_collectives, observed, testbed, variants))
-    run = Run(observed.calibration_link, "standard")
+    run = OnLink(observed.calibration_link, "standard")
     # requests of one wiring as many as of another: a speedup is of a round
     repeats = 0 if run in runs else REPEATS
     return [*tasks, *repeats * [partial(_request, observed, testbed, run, links[run.link])]]
 
 
-def _request(observed: Observations, testbed: Testbed, run: Run, comm: Communicator) -> None:
+def _request(observed: Observations, testbed: Testbed, run: OnLink, comm: Communicator) -> None:
     observed.requests[run].append(testbed.request(run.variant, comm))
 
 

@@ -134,7 +134,7 @@ UP_TO_8, UP_TO_16 = (
 
 # what keeps SMs: NCCL's channels of a ring, a tree or NVLS, thread blocks of kernels in the switch or by bytes,
 # DeepEP's
-Holder = Literal["ring", "tree", "nvls", "multimem", "blocks", "deepep"]
+CollectiveKernel = Literal["ring", "tree", "nvls", "multimem", "blocks", "deepep"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,8 +145,8 @@ class Algorithm:
     """Kernels of the algorithm, of which it takes the fastest."""
     needs: tuple[Need, ...] = ()
     """Needs of the algorithm, all of which a scenario must meet."""
-    holder: Holder = "blocks"
-    """Holder of the algorithm's SMs, while kernels run next to it (`ladder_sim.costs.estimate`)."""
+    kernel: CollectiveKernel = "blocks"
+    """Kind of kernel that runs it: decides the SMs that it keeps while others run (`ladder_sim.costs.estimate`)."""
     nearest: tuple[str, ...] = ()
     """What to take where it does not work, if that does; else NCCL's."""
     measured_on: str | None = None
@@ -198,7 +198,7 @@ _MULTICAST = multicast(8) * 274 / _H100_GBps
 _MULTIMEM = Algorithm(
     lines=(Line(12.7 / _H100_US, _MULTICAST, multicast),),
     needs=(P2P, SWITCH, UP_TO_16),
-    holder="multimem",
+    kernel="multimem",
     nearest=("mnnvl-two-shot", "two-shot"),
     measured_on="h100-sxm",
     inline=True,
@@ -210,12 +210,12 @@ _MULTIMEM = Algorithm(
 OWN = "engine"
 
 ALL_REDUCE: Mapping[str, Algorithm] = {
-    "nccl": Algorithm(lines=(_NCCL,), holder="ring", may_multicast=True),
+    "nccl": Algorithm(lines=(_NCCL,), kernel="ring", may_multicast=True),
     # busbw 452 GB/s above 16 MB on 8 H100s: the switch reduces, so that busbw is not bound by the link rate
     "nvls": Algorithm(
         lines=(Line(1.0, 452 / _H100_GBps, ring, LATENCY_EXPONENT),),
         needs=(P2P, SWITCH),
-        holder="nvls",
+        kernel="nvls",
         may_multicast=True,
     ),
     # by what vLLM says of H100 and GB200 (all_reduce_utils.py): on 8 GPUs 1.35 to 1.48 times as fast as its own kernels
@@ -223,7 +223,7 @@ ALL_REDUCE: Mapping[str, Algorithm] = {
     "nccl-symmetric": Algorithm(
         lines=(Line(3.4 / _H100_US, 110 / _H100_GBps, to_all), Line(6.6 / _H100_US, _MULTICAST, multicast)),
         needs=(P2P, SWITCH),
-        holder="nvls",
+        kernel="nvls",
         measured_on="",
         symmetric=True,
     ),
@@ -295,7 +295,7 @@ DISPATCHES: Mapping[tuple[str, str], Algorithm] = {
     (op, kernel): Algorithm(
         lines=(Line(floor_us / of_us, rate_GBps / of_GBps, one_way),),
         needs=(P2P, NVLINK, *(() if kernel.startswith("deepep") else (ONE_NODE,))),
-        holder="deepep" if kernel.startswith("deepep") else "blocks",
+        kernel="deepep" if kernel.startswith("deepep") else "blocks",
         measured_on=cluster,
     )
     for kernel, cluster, of_us, of_GBps, lines in (

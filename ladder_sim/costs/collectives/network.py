@@ -12,8 +12,8 @@ from ladder_sim.costs.collectives.nccl import INTER_EFFICIENCY, host_ring_s
 from ladder_sim.costs.estimate import (
     COLLECTIVE_ERROR,
     COPY_TRAFFIC,
-    HOLDERS,
     HOST_ROUND_TRIP_S,
+    KERNELS,
     ONLY,
     CollectiveTimes,
     Source,
@@ -93,19 +93,13 @@ class Network:
         return self.profile is not None and self._hardware.same_node(self.profile.cluster)
 
     def times(self, kind: CollectiveKind, message_bytes: Floats, *, kernel: str = "") -> CollectiveTimes:
-        """Time collectives of one kind.
+        """Time collectives of one kind by the bytes of their messages.
 
-        Parameters
-        ----------
-        kind
-            A broadcast is counted as an all-gather or an all-reduce of its message, neither of which takes less. An
-            all-reduce with a norm is that kernel if it is the stack's choice, else the all-reduce that the stack fuses,
-            without what the norm adds.
-        message_bytes
-            Sizes of the messages; of the gathered result for an all-gather, of all that is scattered, of all that a
-            rank sends for the others.
-        kernel
-            Of a dispatch or combine; bits of a quantised all-reduce; algorithm of one that is not the stack's.
+        A broadcast is counted as an all-gather or an all-reduce of its message, neither of which takes less. An
+        all-reduce with a norm is that kernel if it is the stack's choice, else the all-reduce that the stack fuses,
+        without what the norm adds. Messages are of the gathered result for an all-gather, of all that is scattered, of
+        all that a rank sends for the others. `kernel` is that of a dispatch or combine, the bits of a quantised
+        all-reduce, or the algorithm of one that is not the stack's.
         """
         if kind in ("dispatch", "combine"):
             return self._dispatch(kind, kernel, message_bytes)
@@ -142,7 +136,7 @@ class Network:
         Flags of NVLS lie in device memory (NCCL 2.21.5, src/transport/nvls.cc), so that all of it are such steps. What
         goes through host memory waits for it; trees and rings across the network, meanwhile, for the network.
         """
-        if HOLDERS[name] == "nvls":
+        if KERNELS[name] == "nvls":
             return seconds / self._hardware.overlap.memory_step_s
         outside_s = self._across_nodes.outside_s(name) if self._across_nodes and name in ("tree", "ring") else 0.0
         return np.maximum(0.0, seconds - outside_s) / HOST_ROUND_TRIP_S

@@ -40,14 +40,9 @@ _SIGNS: tuple[tuple[frozenset[str], Callable[[JSON], Result | Iterable[Result]]]
 
 
 def read_results(path: Path) -> tuple[Result, ...]:
-    """Read the loads of a file; it may be gzipped.
+    """Read the loads of a file in one of the formats above, recognised by its keys; it may be gzipped.
 
     Raises UsageError if the file cannot be read, is no such file, or a figure is missing or absurd.
-
-    Parameters
-    ----------
-    path
-        In one of the formats above, recognised by its keys.
     """
     name = shown_path(path)
     text = read_text(path, what=f"results of {KINDS}", limit_bytes=_MOST_BYTES, unpack=True, error=UsageError)

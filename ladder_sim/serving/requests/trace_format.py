@@ -79,14 +79,9 @@ class TraceFormat:
 
     @classmethod
     def of(cls, rows: Sequence[Mapping[str, Any]], *, whole_unit: str) -> "TraceFormat":
-        """Recognise the format by the first rows of a trace.
+        """Recognise the format by the fields of the first requests of a trace.
 
-        Parameters
-        ----------
-        rows
-            Fields of each request by name; at least one.
-        whole_unit
-            Unit of times that are whole numbers, where nothing speaks against it.
+        Times that are whole numbers are in `whole_unit`, where nothing speaks against it.
         """
         names = {re.sub(r"\W+", "_", name.strip()).lower(): name for name in rows[0]}
         at, suffix = _time_field(names)

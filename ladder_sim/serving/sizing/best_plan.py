@@ -6,7 +6,7 @@ carry no more are tied with them, and left out.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from ladder_sim.serving.requests.slo import SLO
 from ladder_sim.serving.requests.traffic import Traffic
 from ladder_sim.serving.service import Service
 from ladder_sim.serving.sizing.estimates import PlanEstimate, Steps, estimates_of, simulated_together, steps_of
-from ladder_sim.serving.sizing.search import PRECISION, Need, Points, Search
+from ladder_sim.serving.sizing.search import PRECISION, Need, Search, Simulated
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
 
@@ -68,7 +68,7 @@ class Context(NamedTuple):
     traffic: Traffic
     slo: SLO
     seeds: int
-    points: Points
+    simulated: MutableMapping[str, Simulated]
     progress: Progress
 
     def search(self, service: Service, variant: str, near: float | None) -> Search:
@@ -79,7 +79,7 @@ class Context(NamedTuple):
             self.slo,
             seeds=self.seeds,
             near=near,
-            points=self.points,
+            simulated=self.simulated,
             watch=lambda text: self.progress.point(),
         )
 

@@ -79,20 +79,9 @@ def smallest_fleets(
 ) -> dict[str, Fleet]:
     """Find the fewest GPUs that meet an SLO, for each variant, and how sure that is.
 
-    Parameters
-    ----------
-    scenario
-        Model, GPUs and stack of one replica.
-    traffic, slo
-        As in `ladder_sim.serving.sizing.search.Search`.
-    plans
-        Plans of one replica to choose from; by default that of the scenario.
-    prefill_tps
-        Tensor parallelisms of replicas that run prompts only: each plan is tried with each of them, too.
-    **how
-        Fields of `ladder_sim.serving.service.Service`, but `prefill`.
-    variants, seeds, curves, watch, say
-        As in `ladder_sim.capacity`.
+    Plans of one replica are chosen from `plans`, by default that of the scenario; each is tried with replicas of
+    `prefill_tps` that run prompts only, too. Further arguments are those of `ladder_sim.capacity`, and fields of
+    `ladder_sim.serving.service.Service`.
     """
     check_rate(traffic)
     whole(seeds, "seeds", 1, MOST_SEEDS, hint="loads to simulate, e.g. --seeds 3")

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, exp, inf, isinf, log, log2
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -41,10 +41,17 @@ _MOST_RATE = 1e5
 _MOST_REQUESTS = 5_000_000
 # of a bound: beyond these, a further seed decides nothing
 _CLEARLY = 1.3
-# figures of a simulation: one for each bound, the time to first token in each, and whether the queue has an end
-Point = tuple[list[float], list[float], bool]
-# by what was simulated
-Points = MutableMapping[str, Point]
+
+
+class Simulated(NamedTuple):
+    """What a simulation says of the bounds of an SLO, in their order."""
+
+    values_s: list[float]
+    """Time that each bound bounds, seconds; NaN: no request has it."""
+    first_s: list[float]
+    """Time to first token in each."""
+    stable: bool
+    """Whether the queue has an end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,20 +121,10 @@ def check_rate(traffic: Traffic) -> None:
 class Search:
     """The limits of one variant on one plan, and the fewest replicas that meet an SLO.
 
-    Parameters
-    ----------
-    service, variant
-        Of one replica; canonical name.
-    traffic
-        Requests at a rate; other rates bring the same ones, closer together or further apart.
-    slo
-        Bounds to keep, by a queue that does not grow without end: on average over `seeds`.
-    near
-        A rate, in requests per second, that a replica's limit may be near; None: it is guessed.
-    points
-        Simulations that are known; others are added.
-    watch
-        Is given what is simulated, as a phrase.
+    Other rates bring the same requests, closer together or further apart. Bounds of the SLO are kept by a queue that
+    does not grow without end, on average over `seeds`. A replica's limit may be `near` a rate, requests per second; by
+    default it is guessed. Simulations that are known are looked up in `simulated`, and others added; `watch` is given
+    what is simulated, as a phrase.
     """
 
     def __init__(
@@ -139,12 +136,12 @@ class Search:
         *,
         seeds: int = 1,
         near: float | None = None,
-        points: Points | None = None,
+        simulated: MutableMapping[str, Simulated] | None = None,
         watch: Callable[[str], object] = lambda text: None,
     ) -> None:
         self.service, self.variant, self.traffic, self.slo = service, variant, traffic, slo
         self.near = near
-        self.seeds, self.points, self.watch = seeds, {} if points is None else points, watch
+        self.seeds, self.simulated, self.watch = seeds, {} if simulated is None else simulated, watch
         # rates that were simulated, by number of replicas, seed and how slow steps were
         self._rates: dict[tuple[Sizes, int, float], set[float]] = defaultdict(set)
 
@@ -350,7 +347,7 @@ class Search:
             few, enough = (few, middle) if keeps(middle) else (middle, enough)
         return enough
 
-    def _point(self, rate: float, sizes: Sizes, seed: int, slower: float) -> Point:
+    def _point(self, rate: float, sizes: Sizes, seed: int, slower: float) -> Simulated:
         """Return the figures of a simulation.
 
         Steps that are `slower` times as long do to requests what steps as predicted do to requests that come as many
@@ -368,18 +365,18 @@ class Search:
         def scaled(seconds: Sequence[float]) -> list[float]:
             return [slower * (each_s - part_s) + part_s for each_s, part_s in zip(seconds, stays_s, strict=True)]
 
-        return scaled(values_s), scaled(first_s), stable
+        return Simulated(scaled(values_s), scaled(first_s), stable)
 
-    def _simulated(self, rate: float, sizes: Sizes, seed: int, slower: float) -> Point:
+    def _simulated(self, rate: float, sizes: Sizes, seed: int, slower: float) -> Simulated:
         """Simulate replicas with one seed, or look up what was simulated."""
         self._rates[sizes, seed, slower].add(rate)
         key = json.dumps([self.variant, self.service.plans, slower, seed, rate, sizes])
-        if key not in self.points:
+        if key not in self.simulated:
             outcome = self._run(rate, sizes, seed, slower)
-            self.points[key] = outcome.bounded_s, outcome.first_s, outcome.stable
+            self.simulated[key] = Simulated(outcome.bounded_s, outcome.first_s, outcome.stable)
             if outcome.kept and (rate, seed, slower) == (self.traffic.rate, 0, 1.0):
                 self._at_rate = sizes, outcome
-        return self.points[key]
+        return self.simulated[key]
 
     def _known(self, case: Case, seed: int) -> list[float]:
         """Return the rates at which figures of a group are known, ascending."""
@@ -404,7 +401,7 @@ class Search:
             seed=self.traffic.seed + seed,
         )
         pools = {"replicas": simulated.serving} | ({"prefill_replicas": simulated.prefill} if simulated.prefill else {})
-        return self.service.run(self.variant, load, slo=self.slo, slower=slower, **pools)
+        return self.service.run(self.variant, load, slo=self.slo, slower=slower, steady=True, **pools)
 
     @property
     def _alone(self) -> float:

@@ -315,8 +315,9 @@ class _Thread:
         collective.after.append(self.drafts[-1])
         if message is not None:
             self.sent[message.number] = collective
-        elif _is_blocking(event):
-            # the rest of the call is waiting, or a gloo thread that works on the same core
+        elif "True" not in event.args.get("Concrete Inputs", []):
+            # ``c10d::allreduce_(..., async_op, timeout)`` records async_op as text. The rest of a blocking call is
+            # waiting, or a gloo thread that works on the same core
             self.due.append(collective)
             return
         else:
@@ -397,8 +398,3 @@ def _number(event: Event) -> int:
 
 def _place(event: Event) -> tuple[Any, float]:
     return event.thread, event.start_us
-
-
-def _is_blocking(event: Event) -> bool:
-    """Say whether an issue blocks: ``c10d::allreduce_(..., async_op, timeout)`` records async_op as text."""
-    return "True" not in event.args.get("Concrete Inputs", [])

@@ -141,11 +141,6 @@ class KinetoFile:
         """Name of the machine; empty if not recorded."""
         return str(self.metadata.get("host_name", ""))
 
-    @property
-    def clock_us(self) -> float:
-        """Zero of the file's clock on the clock of the machine."""
-        return float(self.metadata.get("baseTimeNanoseconds", 0)) * 1e-3
-
 
 def read_document(path: Path) -> dict[str, Any]:
     """Parse a trace. In ``traceEvents`` each event that is kept becomes an `Event`, each other one None.
@@ -271,7 +266,8 @@ class Clock:
 
     def __init__(self, file: KinetoFile, events: Iterable[Event]) -> None:
         self._origin_us = min(event.start_us for event in events)
-        self.origin_s = (file.clock_us + self._origin_us) * _US
+        zero_us = float(file.metadata.get("baseTimeNanoseconds", 0)) * 1e-3
+        self.origin_s = (zero_us + self._origin_us) * _US
         self.steps = tuple(mark.name for mark in file.marks)
         self._starts_s = [self.seconds(mark.start_us) for mark in file.marks]
         self._ends_s = [self.seconds(mark.end_us) for mark in file.marks]

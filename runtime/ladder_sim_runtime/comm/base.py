@@ -50,7 +50,7 @@ class Pipeline:
 ONE_STAGE = Pipeline()
 
 
-class Times:
+class CommTimes:
     """Seconds of collectives while they are watched; NaN: this communicator cannot see them."""
 
     comm_s = math.nan
@@ -66,23 +66,8 @@ class Communicator:
     """Collectives over the ranks of one group, in the order they are issued. Rows are tokens.
 
     Alone, a rank has the whole model, or one shard of it and free communication: the others gather the same rows.
-
-    Parameters
-    ----------
-    size
-        Number of ranks.
-    pipeline
-        Where this group's stage is among the others.
-    exchange
-        The ranks at this position of every group with requests of its own, which share their experts; None: there is
-        one such group.
-
-    Attributes
-    ----------
-    name
-        Of the backend.
-    rank
-        Of this process.
+    `exchange` are the ranks at this position of every group with requests of its own, which share their experts; by
+    default there is one such group. `name` is the backend's.
     """
 
     name = "none"
@@ -129,9 +114,9 @@ class Communicator:
     def replayed(self, mark: Mark) -> None:
         """Record that a graph with this rank's collectives was started, whose end `mark` marks."""
 
-    def watched(self) -> AbstractContextManager[Times]:
+    def watched(self) -> AbstractContextManager[CommTimes]:
         """Measure the time of collectives meanwhile."""
-        return nullcontext(Times())
+        return nullcontext(CommTimes())
 
     def settings(self) -> dict[str, object]:
         """Return what a result reports of the communication."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ladder_sim.errors import MissingDependencyError, UsageError
 from ladder_sim.system.files import read_text
-from ladder_sim_runtime.comm.base import Communicator, Handle, Times
+from ladder_sim_runtime.comm.base import CommTimes, Communicator, Handle
 from ladder_sim_runtime.comm.streams import SideStream
 
 _FORM = 'a CSV file with the columns bytes,seconds, or JSON [{"bytes": 1024, "seconds": 1e-5}, ...]'
@@ -185,8 +185,8 @@ class EmulatedLink(_Link):
         return _Deadline(self, self._free_s)
 
     @contextlib.contextmanager
-    def watched(self) -> Iterator[Times]:
-        busy_s, waited_s, times = self.busy_s, self.waited_s, Times()
+    def watched(self) -> Iterator[CommTimes]:
+        busy_s, waited_s, times = self.busy_s, self.waited_s, CommTimes()
         yield times
         times.comm_s, times.exposed_s = self.busy_s - busy_s, self.waited_s - waited_s
 
@@ -230,5 +230,5 @@ class EmulatedGpuLink(_Link):
         kernel, ticks = self._kernels[kind], round(self._seconds(kind, size_bytes) / _TICK_S)
         return self._stream.run(lambda: kernel(args=[ticks]), blocking=blocking)
 
-    def watched(self) -> contextlib.AbstractContextManager[Times]:
+    def watched(self) -> contextlib.AbstractContextManager[CommTimes]:
         return self._stream.watched()

@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ladder_sim.errors import MissingDependencyError, UsageError
-from ladder_sim_runtime.comm.base import DONE, ONE_STAGE, Communicator, Handle, Mark, Pipeline, Times
+from ladder_sim_runtime.comm.base import DONE, ONE_STAGE, CommTimes, Communicator, Handle, Mark, Pipeline
 from ladder_sim_runtime.comm.streams import SideStream
 
 _Options = TypeVar("_Options", bound=Any)
@@ -25,26 +25,11 @@ Reduction = Callable[[Tensor], bool]
 
 
 class ProcessGroup(Communicator):
-    """A `torch.distributed` process group.
+    """A `torch.distributed` process group, of a backend called `name`.
 
-    Parameters
-    ----------
-    name
-        Of the backend.
-    group
-        The ranks.
-    on_failure
-        From an error of the backend, for example that a rank died, to the one to raise.
-    settings
-        What a result reports of it.
-    pipeline
-        Where the group's stage is among the others.
-    exchange
-        Group of the ranks at this position of every group with requests of its own; None: there is one of these.
-    stream
-        Where collectives run; None: where the backend runs them.
-    reduction
-        Instead of the backend's all-reduce.
+    `on_failure` makes an error of the backend, for example that a rank died, the one to raise; `settings` are what a
+    result reports of the group. `exchange` are the ranks at this position of every group with requests of its own.
+    Collectives run on `stream`, or where the backend runs them; a `reduction` takes the place of its all-reduce.
     """
 
     def __init__(
@@ -141,8 +126,8 @@ class ProcessGroup(Communicator):
     def barrier(self) -> None:
         self.slowest(torch.zeros(1))
 
-    def watched(self) -> AbstractContextManager[Times]:
-        return nullcontext(Times()) if self._stream is None else self._stream.watched()
+    def watched(self) -> AbstractContextManager[CommTimes]:
+        return nullcontext(CommTimes()) if self._stream is None else self._stream.watched()
 
     def settings(self) -> dict[str, object]:
         return self._settings

@@ -10,6 +10,7 @@ from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import Store
 
 from ladder_sim.errors import MissingDependencyError, RankError, UsageError
+from ladder_sim.units import counted_text
 from ladder_sim_runtime.comm.base import ONE_STAGE, Communicator, Pipeline
 from ladder_sim_runtime.comm.emulate import EmulatedGpuLink, EmulatedLink, LatencyTable
 from ladder_sim_runtime.comm.heartbeat import Heartbeat, RankProgress
@@ -126,7 +127,7 @@ def agree(store: Store, place: Place, backend: str) -> tuple[str, int]:
         return "gloo", -1
     if taken and len(taken) < place.size:
         raise MissingDependencyError(
-            f"{place.size} ranks have {len(taken)} GPU{'s' * (len(taken) > 1)}: NCCL needs one for each",
+            f"{place.size} ranks have {counted_text(len(taken), 'GPU')}: NCCL needs one for each",
             hint="start fewer ranks or use more nodes; with CUDA_VISIBLE_DEVICES= they run on CPUs",
         )
     return "nccl", own

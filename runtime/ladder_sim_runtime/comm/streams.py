@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from ladder_sim_runtime.comm.base import DONE, Handle, Times
+from ladder_sim_runtime.comm.base import DONE, CommTimes, Handle
 
 
 class SideStream:
@@ -52,7 +52,7 @@ class SideStream:
         return contextlib.nullcontext() if times is None else times.span(busy=True, exposed=exposed)
 
 
-class EventTimes(Times):
+class EventTimes(CommTimes):
     """Times of collectives, from events around them and around the waits for them."""
 
     def __init__(self) -> None:

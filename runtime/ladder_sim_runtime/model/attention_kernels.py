@@ -45,10 +45,7 @@ def rope(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Rotate queries and keys by position and write keys and values to the cache, if there is one.
 
-    Returns
-    -------
-    tuple
-        q_BHTK, k_BGSK, v_BGSK: the whole cache, or without one the new keys and values alone.
+    Returns q_BHTK, k_BGSK, v_BGSK: the whole cache, or without one the new keys and values alone.
     """
     if not cache:
         return *_rotated(q_BTHK, k_BTGK, turn_2TK), v_BTGK.transpose(1, 2)
@@ -92,10 +89,7 @@ def rope_latent(
 ) -> tuple[Tensor, Tensor]:
     """Rotate the last channels of the queries and the shared key, and write latent vector and key to the cache.
 
-    Returns
-    -------
-    tuple
-        q_BHTP, c_BSC: the whole cache, or without one the new tokens' alone.
+    Returns q_BHTP, c_BSC: the whole cache, or without one the new tokens' alone.
     """
     cos_TP, sin_TP = turn_2TP.to(q_BTHP.dtype)
     q_BHTP, k_B1TP = q_BTHP.transpose(1, 2), k_BTP.unsqueeze(1)

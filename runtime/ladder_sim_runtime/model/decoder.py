@@ -40,16 +40,8 @@ T = TypeVar("T")
 class Decoder(nn.Module):
     """One rank's shard: its part of its stage's layers, on the first stage the embedding, on the last the LM head.
 
-    Raises InfeasibleError if the ranks do not divide the model.
-
-    Parameters
-    ----------
-    config, engine
-        Shape, and how the pass is executed.
-    comm
-        The ranks that share the model; may be replaced between passes, but for its place in the pipeline.
-    positions
-        Longest context of any pass, tokens.
+    `comm`, the ranks that share the model, may be replaced between passes, but for its place in the pipeline. No pass
+    has a longer context than `positions`, tokens. Raises InfeasibleError if the ranks do not divide the model.
     """
 
     rope_2SK: Tensor

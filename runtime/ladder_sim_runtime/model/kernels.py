@@ -254,14 +254,9 @@ def run_experts(
 
 @kernel("permute")
 def copies_by_rank(x_MD: Tensor, chosen_Mk: Tensor, held: Sequence[range]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return a copy of a token for each choice of an expert, rank by rank.
+    """Return a copy of a token for each choice of an expert, rank by rank, given the experts `held` by each.
 
-    `held` are the experts of each rank.
-
-    Returns
-    -------
-    tuple
-        x_XD; the experts, X x 1; numbers of the choices, X; how many are for each rank, R.
+    With x_XD are returned the experts, X x 1; numbers of the choices, X; how many are for each rank, R.
     """
     chosen_Y = chosen_Mk.flatten()
     goes_RY = torch.stack([(chosen_Y >= part.start) & (chosen_Y < part.stop) for part in held])

@@ -82,18 +82,8 @@ class Sent(NamedTuple):
 class ResidualStream:
     """Executes the steps of a wiring; that of plugins/vllm-ladder has its own `_add_norm`, `_add_others`, `_sum`.
 
-    Parameters
-    ----------
-    x_BTD
-        Embedded tokens.
-    comm
-        Sums block outputs over the ranks.
-    engine
-        Whether adds are fused into the norm that follows.
-    lanes
-        Copies of the stream.
-    takes_turns
-        Other parts of the pass are computed during its collectives.
+    It begins with embedded tokens in `lanes`, copies of the stream, and sums block outputs over the ranks of `comm`.
+    With `takes_turns` other parts of the pass are computed during its collectives.
     """
 
     def __init__(
