@@ -3,7 +3,7 @@
 Kernels, prompts, collectives, the CPU and the front end each have a factor. Most servers are what a scenario says:
 their factors are 1, and what they measure differs by the errors of one load. Some are not (other flags, clocks or
 kernels): their factors are spread. And some rows are odd: they differ from all others of their server. A measurement
-tells how likely each of the four is, and which factors would explain it (Gaussian, linearised where they end); the
+tells how likely each of the four is, and which factors would explain it (Gaussian, linearised on the way there); the
 profile that is returned has their expectation.
 """
 
@@ -117,8 +117,9 @@ HERE_SD: Mapping[str, float] = {"tpot_s": 0.015, "ttft_s": 0.05, "tokens_per_s":
 # logarithms beyond which a measurement is of something else: of a factor, and of what no factor explains
 MOST_MOVED, MOST_MISSED = math.log(20.0), 0.3
 
-# by which the logarithm of a factor is changed to see what it moves, and times that this is done anew
-STEP, ROUNDS = 0.1, 3
+# by which the logarithm of a factor is changed to see what it moves, at how many points on the way to the factors, and
+# times that this is done anew
+STEP, ON_THE_WAY, ROUNDS = 0.1, 4, 4
 
 # of a measured scenario, what may be otherwise than asked: load and plan
 OTHERS = ("concurrency", "batch", "prompt", "gen", "nodes", "tp", "pp", "ep", "attention_dp", "dp")
@@ -184,9 +185,12 @@ def condition(
     sd = ELSEWHERE_SD if elsewhere else HERE_SD
     log_factors = np.zeros(len(FACTORS))
     predicted: dict[str, float] = {}
+    slopes: Mapping[str, NDArray[Any]] = {}
     for _ in range(ROUNDS):
-        now, slopes = responses(at, base, log_factors)
+        now, along = responses(at, base, log_factors)
         predicted = predicted or now
+        # half is of the rounds before, which would else take turns with others where kernels nearly outrun the CPU
+        slopes = {name: 0.5 * (slopes.get(name, changed) + changed) for name, changed in along.items()}
         by_factor = np.array([slopes[name] for name in measured])
         missed = np.array([math.log(value) - now[name] for name, value in measured.items()])
         log_errors = missed + by_factor @ log_factors
@@ -346,12 +350,18 @@ def _check(measured: Mapping[str, float], scenario: Scenario) -> None:
 def responses(
     scenario: Scenario, profile: CalibrationProfile, log_factors: NDArray[Any]
 ) -> tuple[dict[str, float], dict[str, NDArray[Any]]]:
-    """Return the logarithm of each figure of standard with factors of such logarithms, and what each changes in it."""
-    stack, count = Hardware.of(scenario, profile).stack, len(FACTORS) + 1
+    """Return the logarithm of each figure of standard with factors of such logarithms, and what each changes in it.
+
+    The latter on average on the way from 1 to these factors: where kernels become faster than the CPU launches them,
+    another factor counts.
+    """
+    stack, count = Hardware.of(scenario, profile).stack, len(FACTORS)
+    shares = (np.arange(ON_THE_WAY) + 0.5) / ON_THE_WAY
     varied: dict[str, NDArray[Any]] = {}
-    for number, factor in enumerate(FACTORS.values(), 1):
-        logs = np.full(count, log_factors[number - 1])
-        logs[number] += STEP
+    for number, factor in enumerate(FACTORS.values()):
+        # where it starts from and with each factor changed, all along the way, and its end
+        logs = np.repeat(np.append(shares, 1.0) * log_factors[number], [*[count + 1] * ON_THE_WAY, 1])
+        logs[number + 1 : -1 : count + 1] += STEP
         varied |= {f"stack.{figure}": _times(stack, figure, np.exp(logs)) for figure in factor.figures}
     request = simulate_requests(scenario, varied, ["standard"], profile)["standard"]
     workload = scenario.workload
@@ -360,9 +370,11 @@ def responses(
         "ttft_s": np.asarray(request.ttft_s),
         "tokens_per_s": workload.in_flight * workload.gen / np.asarray(request.request_s),
     }
-    figures = {name: np.log(np.maximum(np.broadcast_to(values, count), TINY)) for name, values in times.items()}
-    now = {name: float(values[0]) for name, values in figures.items()}
-    return now, {name: (values[1:] - values[0]) / STEP for name, values in figures.items()}
+    size = len(shares) * (count + 1) + 1
+    figures = {name: np.log(np.maximum(np.broadcast_to(values, size), TINY)) for name, values in times.items()}
+    now = {name: float(values[-1]) for name, values in figures.items()}
+    along = {name: values[:-1].reshape(len(shares), count + 1) for name, values in figures.items()}
+    return now, {name: (values[:, 1:] - values[:, :1]).mean(0) / STEP for name, values in along.items()}
 
 
 def _times(stack: Stack, figure: str, factor: Any) -> Any:

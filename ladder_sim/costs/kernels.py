@@ -141,7 +141,7 @@ class KernelCosts:
         if not self._varied and not (profile and profile.in_place):
             hardware = self.hardware
             figures = [_VALUES[type(each)](each) for each in (hardware.gpu, hardware.stack, hardware.overlap)]
-            kernels = (profile, gpu, calibrated, self._machine.padded_share, *figures)
+            kernels = (profile, gpu, calibrated, self._machine.padded_share, self._machine.compiled, *figures)
             links = [_VALUES[Link](each) for each in (hardware.intra, hardware.inter, hardware.host)]
             techniques = [name in scenario.techniques for name in Network.techniques]
             parts = (scenario.cluster, scenario.stack, plan, scenario.p2p, scenario.model.experts_per_token)

@@ -49,11 +49,11 @@ def best_plan(queries: Queries, query: str) -> Panel:
     """Return the second sentence of the answer: the gain over the plan on which standard is fastest."""
     answer = queries.answer(query)
     there, best = answer.predictions.best_standard, answer.best
-    if there is None or best is None:
+    if there is None:
         return Panel(html=tag("p", "No plan on these GPUs is known to run standard faster."))
     faster = f"{'is' if there.surely_faster else 'may be'} {there.faster.value:.2f}x as fast"
-    gain = times_text(there.gain(best.speedup))
-    return Panel(html=tag("p", f"On {there.scenario.plan} standard {faster}; over it, {best.variant} gives {gain}."))
+    over = f"; over it, {best.variant} gives {times_text(there.gain(best.speedup))}" if best else ""
+    return Panel(html=tag("p", f"On {there.scenario.plan} standard {faster}{over}."))
 
 
 def options(queries: Queries, query: str) -> Panel:

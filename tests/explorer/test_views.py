@@ -156,7 +156,7 @@ def test_a_plan_is_a_button_that_asks_with_it() -> None:
 
 def test_more_gpus_than_a_page_searches_are_refused() -> None:
     with pytest.raises(UsageError, match="72 GPUs: the page searches plans on at most 64"):
-        panel("plans", "model=8b&nodes=9&concurrency=16")
+        panel("plans", "model=8b&nodes=9&tp=8&dp=9&concurrency=72")
 
 
 def test_the_front_is_of_requests_in_flight_where_the_scenario_is() -> None:
@@ -254,6 +254,9 @@ def test_the_answer_names_the_plan_on_which_standard_is_fastest() -> None:
     slow = texts(panel("best-plan", "model=deepseek-v3&nodes=2&stack=sglang&concurrency=64").html)
     assert re.search(r"On TP \d+.* standard .* as fast; over it, \w+ gives \d", slow)
     assert "No plan on these GPUs is known to run standard faster" in texts(panel("best-plan", "model=8b&tp=2").html)
+    # regression: without a rewired variant it denied the plan
+    alone = texts(panel("best-plan", "model=deepseek-v3&nodes=2&stack=sglang&concurrency=64&variants=standard").html)
+    assert slow.startswith(alone.rstrip("."))
 
 
 @pytest.mark.parametrize("name", ["prediction.csv", "decode.perfetto.json", "whatif.csv", "plans.json", "evidence.csv"])

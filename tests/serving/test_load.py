@@ -227,7 +227,7 @@ def test_capacity_is_where_the_promise_breaks() -> None:
     for name, need in needs.items():
         assert need.replicas >= 2
         for rate, kept in ((need.rate_limit, True), (1.03 * need.rate_limit, False)):
-            outcome = outcomes(scenario(), Traffic(rate=rate, **load), [name], slo=slo)[name]
+            outcome = outcomes(scenario(), Traffic(rate=rate, **load), [name], slo=slo, steady=True)[name]
             assert (bool(outcome.kept) and outcome.stable) == kept
     assert needs["ladder"].rate_limit > needs["standard"].rate_limit
     assert needs["ladder"].gpus <= needs["standard"].gpus
@@ -465,6 +465,20 @@ def test_a_steady_load_leaves_out_requests_while_the_server_fills_or_empties() -
     assert every["standard"].outcome.fields()["requests_per_s"] < came
     assert f"without {len(arrival_s) - len(counted)} of {len(arrival_s)} requests" in steady.interval_note
     assert "without" not in every.interval_note
+
+
+def test_a_server_whose_queue_grows_answers_no_faster_than_it_can() -> None:
+    """Regression: its rate was that at which requests come, 58 a second of 45."""
+    given = scenario(overrides={"stack.step_requests": 16})
+    rates = []
+    for rate in (60.0, 100.0):
+        load = Traffic(rate=rate, prompt=Lengths.parse("256"), gen=Lengths.parse("64"), requests=800)
+        outcome = under_load(Service.for_requests(given, load), load, "standard", seeds=1, steady=True)[
+            "standard"
+        ].outcome
+        assert not outcome.stable
+        rates.append(outcome.requests_per_s)
+    assert rates[0] == pytest.approx(rates[1], rel=0.01)
 
 
 def test_of_a_short_load_every_request_counts() -> None:

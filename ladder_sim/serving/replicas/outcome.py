@@ -45,12 +45,15 @@ class Outcome:
         """Requests that times and rates are over, by number.
 
         A server fills for about as long as a mean request takes, and empties for as long. Requests that arrive then are
-        left out if the load is to be `steady`, but not if that were half of all.
+        left out if the load is to be `steady`, but not if that were half of all, nor if the queue grows: the server
+        then answers fewer requests than come.
         """
         arrival_s, last_s = map(self.answers.column, ("arrival_s", "last_s"))
         mean_s = float((last_s - arrival_s).mean())
         first, last = np.searchsorted(arrival_s, (arrival_s[0] + mean_s, arrival_s[-1] - mean_s)).tolist()
-        return slice(first, last) if self.steady and last - first > len(arrival_s) / 2 else slice(0, len(arrival_s))
+        if self.steady and self.stable and last - first > len(arrival_s) / 2:
+            return slice(first, last)
+        return slice(0, len(arrival_s))
 
     def _column(self, name: str) -> Floats:
         return self.answers.column(name)[self.counted]
