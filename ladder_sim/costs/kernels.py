@@ -113,13 +113,15 @@ class KernelCosts:
         # measured tables
         self.profile = profile
         self._gpu_spec = gpu = scenario.cluster.gpu
+        overheads = profile.overheads if profile else {}
         self._machine = Machine(
             gpu=self.hardware.gpu,
             stack=self.hardware.stack,
             sms=gpu.sms,
             memory_efficiency=profile.memory_efficiency if profile else HBM_EFFICIENCY,
             padded_share=scenario.stack.padded_share if gpu.compute_capability == HOPPER else 0.0,
-            compiled=scenario.stack.residual_add == "compiled",
+            # a floor that was measured is of the kernels that ran
+            compiled=scenario.stack.residual_add == "compiled" and "small_kernel_factor" not in overheads,
         )
         plan = scenario.plan
         ranks: dict[Group, int] = {"tensor": plan.tp, "experts": plan.attention_dp}
