@@ -23,7 +23,7 @@ from ladder_sim.explorer.views import VIEWS
 from ladder_sim.system.files import write_file
 
 # views of another load of the same engine: what opens with an answer, quick to make and small
-_BRIEFLY = ("timeline", "before")
+_BRIEFLY = ("timeline", "best-plan", "before")
 
 
 def plotly() -> bytes:
