@@ -122,7 +122,7 @@ def in_fp8(asked: Confidence) -> Standard | None:
     >>> from ladder_sim import Scenario, predict
     >>> instead = in_fp8(predict(Scenario(model="405b", nodes=2)).confidence)
     >>> instead.scenario.nodes, f"{instead.tokens_per_s.value:.1f}"
-    (1, '32.9')
+    (1, '32.8')
     """
     scenario = asked.scenario
     gpu, plan = scenario.cluster.gpu, scenario.plan

@@ -42,7 +42,7 @@ class Prediction:
     >>> from ladder_sim import Scenario, predict
     >>> ladder = predict(Scenario(model="405b", nodes=2))["ladder"]
     >>> print(f"{ladder.speedup.value:.2f} ({ladder.speedup.low:.2f}-{ladder.speedup.high:.2f}), {ladder.limited_by}")
-    1.44 (1.26-1.64), memory bandwidth
+    1.44 (1.27-1.63), memory bandwidth
     """
 
     variant: str
@@ -239,9 +239,9 @@ def predict(
     >>> from ladder_sim import Scenario, predict
     >>> scenario = Scenario(model="405b", nodes=2)
     >>> {name: round(prediction.speedup.value, 2) for name, prediction in predict(scenario).items()}
-    {'standard': 1.0, 'parallel': 1.25, 'ladder': 1.44, 'upper-bound': 1.58}
+    {'standard': 1.0, 'parallel': 1.26, 'ladder': 1.44, 'upper-bound': 1.58}
     >>> predict(scenario, ["ladder"])
-    <Predictions: Ladder is 1.44x as fast as standard here (90 %: 1.26-1.64); it needs retraining.>
+    <Predictions: Ladder is 1.44x as fast as standard here (90 %: 1.27-1.63); it needs retraining.>
     """
     scenario = scenario_asked(scenario, fields)
     if engine not in ENGINES:

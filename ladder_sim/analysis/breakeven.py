@@ -172,9 +172,9 @@ def breakeven(
     --------
     >>> result = breakeven(Scenario(model="405b", nodes=2), "inter.allreduce_floor", "16:400us", gain=0.3)
     >>> [(f"{1e6 * crossing.value:.1f} us", crossing.direction) for crossing in result.crossings]
-    [('25.3 us', 'rising'), ('273.2 us', 'falling')]
+    [('25.0 us', 'rising'), ('276.0 us', 'falling')]
     >>> [f"{1e6 * start:.0f} to {1e6 * stop:.0f} us" for start, stop in result.sure]
-    ['68 to 135 us']
+    ['66 to 142 us']
     """
     point = point_asked(scenario, fields)
     target = 1.0 + _gain(gain)

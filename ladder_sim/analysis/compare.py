@@ -104,8 +104,8 @@ def compare(
     --------
     >>> for candidate in compare(Scenario(model="70b"), ["h100-sxm", "h200-sxm"], "ladder"):
     ...     print(candidate.name, f"{1e3 * candidate.predictions['ladder'].tpot_s:.1f} ms")
-    h100-sxm 9.8 ms
-    h200-sxm 7.9 ms
+    h100-sxm 9.7 ms
+    h200-sxm 7.8 ms
     """
     point = point_asked(scenario, fields)
     if isinstance(names, str) or len(names) < 2:

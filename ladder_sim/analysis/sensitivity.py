@@ -124,8 +124,8 @@ def sensitivity(
     --------
     >>> for each in sensitivity(Scenario(model="405b", nodes=2), "ladder")[:3]:
     ...     print(each.figure, f"{each.responses['ladder'].request_elasticity:+.2f}")
-    stack.gemv_factor +0.76
-    gpu.hbm_bandwidth_Bps -0.74
+    stack.gemv_factor +0.77
+    gpu.hbm_bandwidth_Bps -0.75
     gpu.kernel_s +0.15
     """
     scenario = scenario_asked(scenario, fields)

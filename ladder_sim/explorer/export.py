@@ -47,9 +47,11 @@ def folder(queries: Queries, query: str) -> dict[str, bytes]:
         if not replies[each].parts["error"]
         for name in names
     }
-    held = json.dumps(
-        {"replies": {each: told.plain for each, told in replies.items()}, "panels": panels}, separators=(",", ":")
-    )
+    plain = {
+        each: {**told.plain, "parts": {name: _short(html) for name, html in told.parts.items()}}
+        for each, told in replies.items()
+    }
+    held = json.dumps({"replies": plain, "panels": panels}, separators=(",", ":"), ensure_ascii=False)
     page = document(replies[own], Markup(), scripts=("answers.js", "page.js"), exported=True)
     return {
         "index.html": page.encode(),
@@ -59,6 +61,11 @@ def folder(queries: Queries, query: str) -> dict[str, bytes]:
         # a script, so that the page also opens from a disk, where nothing may be fetched
         "answers.js": f"window.LADDER_ANSWERS = {held};\n".encode(),
     }
+
+
+def _short(html: str) -> str:
+    """Return HTML with quotes of one byte in JSON; an escaped text has none itself."""
+    return html if "'" in html else html.replace('"', "'")
 
 
 def _neighbours(queries: Queries, own: str) -> dict[str, tuple[str, ...]]:
@@ -71,9 +78,10 @@ def _neighbours(queries: Queries, own: str) -> dict[str, tuple[str, ...]]:
             there = _changed(own, {**each.clears, **each.sets})
             for load in (*flying, None) if name == "Engine" else (None,):
                 asked = _changed(there, {**load.clears, **load.sets}) if load else there
-                # what is not even a scenario is not offered
+                # what has no answer is not offered
                 with suppress(LadderSimError):
-                    found.setdefault(queries.question(asked), _BRIEFLY if name == "Load" else ())
+                    queries.answer(key := queries.question(asked))
+                    found.setdefault(key, _BRIEFLY if name == "Load" else ())
     return found
 
 

@@ -114,7 +114,7 @@ def serve(
     >>> ladder = serve(Scenario(model="70b", stack="vllm"), rate=4.0, requests=200)["ladder"]
     >>> tpot, gain = ladder.tpot_p95_s, ladder.gains["tpot_p95_s"]
     >>> f"{1e3 * tpot.low:.0f} to {1e3 * tpot.high:.0f} ms, {gain.low:.2f} to {gain.high:.2f} times as fast"
-    '10 to 15 ms, 1.06 to 1.48 times as fast'
+    '10 to 15 ms, 1.05 to 1.48 times as fast'
     """
     arguments = arguments_asked(scenario, fields)
     placed = _placed(arguments)

@@ -81,7 +81,7 @@ def sweep(
     --------
     >>> table = sweep(Scenario(model="70b"), {"batch": "1:64:x4"}, ["ladder"])
     >>> dict(zip(table["batch"].tolist(), table["ladder.speedup"].round(2).tolist()))
-    {1: 1.3, 4: 1.26, 16: 1.21, 64: 1.14}
+    {1: 1.31, 4: 1.26, 16: 1.21, 64: 1.14}
     """
     grid = Grid({**point_asked(scenario, fields), **(axes or {})}, variants)
     if isinstance(workers, int):
