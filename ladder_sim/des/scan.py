@@ -104,9 +104,11 @@ def _scan_one(program: Program, compute: int, comm: int) -> TaskTimes:
     readies_s, starts_s, ends_s = times
     fronts_s = [0.0] * len(program.streams)
     waiting: deque[tuple[int, Any, float]] = deque()
+
     # of the first of them, and the end of the last one that is over
     its_ready_s = its_start_s = its_left_s = its_spent_s = closed_s = 0.0
     its_demand: Any = None
+
     # speeds of kernels and of it next to each other
     pairs: dict[Demand, tuple[float, float]] = {}
 
