@@ -327,6 +327,7 @@ class Surface:
     def __init__(self, rows: Floats, columns: Floats, values: Floats) -> None:
         self._rows: list[float] = rows.tolist()
         self._columns: list[float] = columns.tolist()
+
         # of each row, as those of a `Polyline`
         slopes = np.pad(np.diff(values) / np.diff(columns), ((0, 0), (1, 1)))
         self._values, self._slopes = (
