@@ -140,7 +140,10 @@ class KernelCosts:
         self._kernel_error = CALIBRATED_KERNEL_ERROR if calibrated else KERNEL_ERROR
         # what estimates of kernels and of collectives depend on besides the op; None: each is made anew
         self._kept_by: tuple[tuple[object, ...], tuple[object, ...]] | None = None
-        if not self._varied and not (profile and profile.in_place):
+        # a fabric's file may change between two predictions
+        tiers = (scenario.cluster.intra, scenario.cluster.inter)
+        files = any(tier.fabric.endswith(".toml") for tier in tiers)
+        if not (self._varied or files or (profile and profile.in_place)):
             hardware = self.hardware
             figures = [_VALUES[type(each)](each) for each in (hardware.gpu, hardware.stack, hardware.overlap)]
             kernels = (profile, gpu, calibrated, self._machine.padded_share, self._machine.compiled, *figures)
