@@ -140,6 +140,7 @@ class KernelCosts:
         self._kernel_error = CALIBRATED_KERNEL_ERROR if calibrated else KERNEL_ERROR
         # what estimates of kernels and of collectives depend on besides the op; None: each is made anew
         self._kept_by: tuple[tuple[object, ...], tuple[object, ...]] | None = None
+
         # a fabric's file may change between two predictions
         tiers = (scenario.cluster.intra, scenario.cluster.inter)
         files = any(tier.fabric.endswith(".toml") for tier in tiers)
