@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ladder_sim.costs.collectives.algorithms import INLINE
+from ladder_sim.costs.collectives.fabrics import fabric_curve
 from ladder_sim.costs.collectives.network import ODD, Network
 from ladder_sim.costs.estimate import (
     COLLECTIVE_ERROR,
@@ -140,17 +141,16 @@ class KernelCosts:
         self._kernel_error = CALIBRATED_KERNEL_ERROR if calibrated else KERNEL_ERROR
         # what estimates of kernels and of collectives depend on besides the op; None: each is made anew
         self._kept_by: tuple[tuple[object, ...], tuple[object, ...]] | None = None
-
-        # a fabric's file may change between two predictions
-        tiers = (scenario.cluster.intra, scenario.cluster.inter)
-        files = any(tier.fabric.endswith(".toml") for tier in tiers)
-        if not (self._varied or files or (profile and profile.in_place)):
+        if not (self._varied or (profile and profile.in_place)):
             hardware = self.hardware
             figures = [_VALUES[type(each)](each) for each in (hardware.gpu, hardware.stack, hardware.overlap)]
             kernels = (profile, gpu, calibrated, self._machine.padded_share, self._machine.compiled, *figures)
             links = [_VALUES[Link](each) for each in (hardware.intra, hardware.inter, hardware.host)]
             techniques = [name in scenario.techniques for name in Network.techniques]
-            parts = (scenario.cluster, scenario.stack, plan, scenario.p2p, scenario.model.experts_per_token)
+            # another object once its file has changed
+            leaves = scenario.crosses_nodes or not scenario.p2p
+            fabric = fabric_curve(scenario.cluster.inter.fabric) if leaves else None
+            parts = (fabric, scenario.cluster, scenario.stack, plan, scenario.p2p, scenario.model.experts_per_token)
             self._kept_by = kernels, (*kernels, *links, hardware.host_low_latency_share, *techniques, *parts)
 
     def _calibrated(self, scenario: Scenario) -> bool:
