@@ -7,6 +7,7 @@ more than in what they run.
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from itertools import accumulate
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,8 @@ from ladder_sim.des.program import Cost, Program, Tasks
 from ladder_sim.des.shared import Demand, Device, Number
 from ladder_sim.simulate.lower import Schedule
 from ladder_sim.simulate.passes import ForwardPass, added_seconds, more_periods
+
+_PARTS = attrgetter(*Demand.__slots__)
 
 
 class _Pending(NamedTuple):
@@ -54,12 +57,9 @@ def _begun(forward: ForwardPass) -> _Pending | None:
     if "seconds" in vars(forward) or forward.schedule.order.serial:
         return None
     program = forward.lowered(forward.schedule.keep)[1]
-    figures = (each for cost in program.costs for each in (*cost, *map(cost.demand.__getattribute__, Demand.__slots__)))
+    figures = (each for cost in program.costs for each in (*cost, *_PARTS(cost.demand)))
     count = max((len(each) for each in figures if isinstance(each, np.ndarray)), default=0)
-    if not count:
-        return None
-    seconds = np.empty(count)
-    return _Pending(forward, forward.schedule, program, seconds, np.arange(len(seconds)))
+    return _Pending(forward, forward.schedule, program, np.empty(count), np.arange(count)) if count else None
 
 
 def _simulated(members: Sequence[_Pending]) -> Iterable[_Pending]:
@@ -102,8 +102,8 @@ def _joined(programs: Sequence[tuple[Program, int]]) -> Program:
         zip(*row, strict=True) for row in zip(*(each.costs for each, _ in programs), strict=True)
     ):
         if asked not in demands:
-            parts: dict[str, Any] = {name: joined([getattr(each, name) for each in asked]) for name in Demand.__slots__}
-            demands[asked] = Demand(**parts)
+            parts: Any = map(joined, zip(*map(_PARTS, asked), strict=True))
+            demands[asked] = Demand(**dict(zip(Demand.__slots__, parts, strict=True)))
         costs.append(Cost(joined(durations_s), joined(leads_s), demands[asked], joined(wakes_s)))
     device = first.device and Device(sms=first.device.sms)
     return Program(tasks=Tasks(first.outline, costs), streams=first.streams, device=device)

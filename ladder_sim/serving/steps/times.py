@@ -434,8 +434,7 @@ def _sum_of(name: str, tokens: Sequence[Any], least: int, most: int) -> int:
     if tokens and not (least <= min(tokens) and max(tokens) <= most):
         number = next(each for each in tokens if not least <= each <= most)
         raise UsageError(f"{name}: {number}: must be {least} to {most}", hint=_LARGER)
-    whole: int = total
-    return whole
+    return int(total)
 
 
 # the oldest files beyond so many are deleted: half a gigabyte
