@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from ladder_sim.errors import UsageError
 from ladder_sim.explorer.answers import Queries
 from ladder_sim.explorer.markup import join, tag
 from ladder_sim.explorer.page import load_form, notices
@@ -37,8 +38,15 @@ def load(queries: Queries, query: str) -> Panel:
 
 def fleet(queries: Queries, query: str) -> Panel:
     """Return the GPUs that requests at a rate need, as of `ladder-sim capacity` for the page's plan."""
-    state = queries.state(query).under_load()
+    asked = queries.state(query)
+    state = asked.under_load()
     scenario = state.scenario(queries.allowlist)
+    measured = asked.scenario(queries.allowlist).stack
+    if asked.measured and measured != scenario.stack:
+        raise UsageError(
+            f"measured is of {measured.name}, and requests under load run under {scenario.stack.name}",
+            hint=f"choose --stack {measured.name}",
+        )
     arguments = state.point(queries.allowlist, *DEGREES, *OF_REQUESTS)
     found = capacity(
         variants=state.variants or SERVED_VARIANTS,
@@ -48,7 +56,7 @@ def fleet(queries: Queries, query: str) -> Panel:
         gen=scenario.workload.gen,
         requests=REQUESTS,
         usd_per_gpu_hour=state.price,
-        profile=state.how(queries.allowlist, elsewhere=True)["profile"],
+        profile=asked.how(queries.allowlist, elsewhere=True)["profile"],
         curves=True,
         **served_plan(scenario),
         **keywords_of(arguments),

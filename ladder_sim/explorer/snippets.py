@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from dataclasses import replace
 from typing import Any
 
 from ladder_sim.conditioning import read_measured
@@ -46,7 +47,7 @@ def capacity_command(state: State, allowlist: Allowlist) -> str:
     plan = served_plan(scenario)
     return written(
         "capacity",
-        state,
+        replace(state, measured=state.measured_at),
         allowlist,
         *(*OF_REQUESTS, *plan),
         **{name: value for name, value in plan.items() if name != "sp"},

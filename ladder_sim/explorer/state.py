@@ -154,6 +154,12 @@ class State:
         requests = {"batch": DEFAULTS["batch"], "concurrency": groups}
         return self.part("profile", "variants", "price", "rate", "ttft_p95", "tpot_p95", **requests)
 
+    @property
+    def measured_at(self) -> str:
+        """What a running server measured, with the requests that it is of, as ``--measured`` takes it."""
+        load = "batch" if self.arguments["concurrency"] is None else "concurrency"
+        return f"{self.measured},{load}={self.arguments[load]}" if self.measured else ""
+
     def part(self, *names: str, **arguments: Any) -> Self:
         """Return the scenario's state, of the other fields those of `names` alone; `arguments` are changed."""
         kept = {name: getattr(self, name) for name in ("shape", "settings", *names)}
