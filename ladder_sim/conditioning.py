@@ -200,16 +200,20 @@ def condition(
         if np.abs(log_factors).max() > MOST_MOVED:
             raise _impossible(measured, predicted)
     now, _ = responses(at, base, log_factors)
-    most_missed = max(abs(math.log(value) - now[name]) for name, value in measured.items())
-    if not elsewhere and most_missed > MOST_MISSED:
+    left = {name: abs(math.log(value) - now[name]) for name, value in measured.items()}
+    if not elsewhere and max(left.values()) > MOST_MISSED:
         raise _impossible(measured, predicted)
+
+    def at_least_left(name: str) -> float:
+        return max(width(slopes[name], covariance, sd[name]), left.get(name, 0.0))
+
     elsewhere_width = width(slopes["tpot_s"], covariance, PRIOR.elsewhere_sd)
     measurement = ServerMeasurement(
         said=_said(measured, predicted),
         at=(at.model, at.plan, at.workload),
-        tpot=elsewhere_width if elsewhere else width(slopes["tpot_s"], covariance, sd["tpot_s"]),
+        tpot=elsewhere_width if elsewhere else at_least_left("tpot_s"),
         # what one load tells of other loads' first tokens was not checked
-        ttft=width(slopes["ttft_s"], covariance, sd["ttft_s"]) if "ttft_s" in measured and not elsewhere else math.inf,
+        ttft=at_least_left("ttft_s") if "ttft_s" in measured and not elsewhere else math.inf,
         tpot_elsewhere=elsewhere_width,
         factors={name: float(value) for name, value in zip(FACTORS, np.exp(log_factors), strict=True)},
         caution=_caution(measured, by_factor * log_factors, at, base),

@@ -249,3 +249,17 @@ def test_other_loads_are_less_sure_than_the_one_that_was_measured() -> None:
         for scenario in (SCENARIO, SCENARIO.replace(concurrency=8))
     )
     assert there > 2 * here
+
+
+@pytest.mark.parametrize(
+    ("model", "stack", "concurrency"), [("8b", "trtllm", 64), ("70b", "trtllm", 64), ("8b", "vllm", 16)]
+)
+@pytest.mark.parametrize("times", [0.6, 1.5, 3.0])
+def test_the_interval_holds_what_was_measured(model: str, stack: str, concurrency: int, times: float) -> None:
+    """Law: at the load that was measured, also where no factors explain the measurement."""
+    scenario = Scenario(model=model, stack=stack, concurrency=concurrency)
+    tpot_s = times * (predict(scenario, ["standard"])["standard"].tpot_s or 0.0)
+    moved = predict(scenario, ["standard"], profile=condition(scenario, tpot_s=tpot_s))["standard"].tpot
+    assert moved is not None
+    assert moved.low <= tpot_s * (1.0 + 1e-9)
+    assert moved.high >= tpot_s * (1.0 - 1e-9)
