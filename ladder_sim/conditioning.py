@@ -285,6 +285,8 @@ def read_measured(text: str) -> Stated:
     scenario's (``concurrency=64,tp=4``); or the name of a result file of a load generator. Raises UsageError if a name
     is unknown, a value is not one, or the file holds several loads or no fixed number in flight.
     """
+    if not text.strip():
+        raise UsageError("--measured is empty", hint="e.g. --measured tpot=19.3ms")
     if Path(text).is_file() or "=" not in text:
         return _of_file(Path(text))
     figures = ServerFigures()

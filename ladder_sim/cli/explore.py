@@ -76,7 +76,7 @@ def _query(asked: flags.Asked, arguments: dict[str, Any], variants: list[str], a
         ignore_memory=asked.knobs["ignore_memory"],
         settings=asked.settings,
         variants=tuple(variants),
-        measured=asked.measured,
+        measured=asked.measured or "",
     )
     # mistakes are reported here, not on the page
     checked = State.parse(state.query(), allowlist)

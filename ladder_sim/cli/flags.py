@@ -290,8 +290,8 @@ class Asked:
     """Figures to change, by name."""
     profile: str | None
     """Measured profile: name or file; None: the default."""
-    measured: str
-    """What a running server measured; empty: nothing was given."""
+    measured: str | None
+    """What a running server measured; None: nothing was given."""
     variants: list[str]
     """Variants that were named."""
     knobs: Mapping[str, Any]
@@ -355,7 +355,7 @@ class Asked:
             arguments=arguments,
             settings=figures,
             profile=profile,
-            measured=context.params.get("measured") or "",
+            measured=context.params.get("measured"),
             variants=variants,
             knobs=values,
             cautions=cautions,
@@ -380,7 +380,7 @@ class Asked:
 
         `load` has the requests of a command that serves others than its scenario's, as far as they have one length.
         """
-        if not self.measured:
+        if self.measured is None:
             return self.profile
         # imported here: few commands are given a measurement
         from ladder_sim.conditioning import read_measured

@@ -234,6 +234,8 @@ def test_a_load_and_an_engine_are_those_that_were_measured(tmp_path: Path) -> No
     for command, words in (
         ("serve --model 70b --tp 8 --rate 2 --measured tpot=20ms", "under which load?"),
         ("advise --model 70b --measured tpot=20ms", "under which load?"),
+        # of a shell's variable that is not set
+        ("predict --model 70b --tp 8 --concurrency 32 --measured=", "--measured is empty"),
         ("predict --model 70b --tp 8 --measured tpot=15ms,concurrency=32", "is of vllm, and the answer of gpt-fast"),
     ):
         refused = run(*command.split())
