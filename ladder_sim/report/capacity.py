@@ -320,15 +320,22 @@ def _instead(need: Capacity) -> str:
         said.append(f"{best.plans} meets the SLO with {best.gpus} GPUs ({name})")
     if sizes.groups > 1 and fleet.rate_limit.known:
         fewer = sizes.groups - 1
-        carried = f"{fewer * fleet.rate_limit.value:.3g} requests/s"
+        carried = f"{fewer * _in_fleet(need, name) * fleet.rate_limit.value:.3g} requests/s"
         said.append(f"{fewer * fleet.group_gpus} GPUs of {fleet.plans} carry {carried} within the SLO ({name})")
     return f"{'; '.join(said)}." if said else ""
+
+
+def _in_fleet(need: Capacity, name: str) -> float:
+    """Return how many times the rate of one group alone a group of the fleet carries: requests reach it more evenly."""
+    fleet = need[name]
+    share = need.load.rate / fleet.need.sizes.groups
+    return max(1.0, share / fleet.rate_limit.value) if fleet.rate_limit.value else 1.0
 
 
 def _shortfall(need: Capacity, name: str) -> str:
     """Return what the GPUs carry at the low end of the rate of one replica, if that is less than the load."""
     fleet, label = need[name], wiring_label(name)
-    least = fleet.rate_limit.low * fleet.need.sizes.groups
+    least = fleet.rate_limit.low * _in_fleet(need, name) * fleet.need.sizes.groups
     if least >= need.load.rate:
         return ""
     if not fleet.rate_limit.known:

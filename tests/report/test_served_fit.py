@@ -147,3 +147,15 @@ def test_published_loads_of_a_deployment_are_its_evidence() -> None:
     }
     assert published in said[4]
     assert published not in said[8]
+
+
+def test_a_group_less_carries_its_share_at_least() -> None:
+    """Regression: 69 groups carried 20 requests/s, and 68 of them 6: alone, requests reach a group less evenly."""
+    need = capacity(
+        Scenario(model="405b", cluster="mi300x", stack="sglang@0.5.6"),
+        "ladder",
+        **{"tp": 4, "prompt": 16384, "gen": 8, "rate": 20.0, "requests": 60, "seeds": 1, "slo": "itl_p99=80ms"},
+    )
+    groups = need["ladder"].need.sizes.groups
+    (carried,) = re.findall(r"carry ([\d.]+) requests/s", " ".join(need.explain().split()))
+    assert float(carried) == pytest.approx(20.0 * (groups - 1) / groups, rel=0.01)
