@@ -6,7 +6,7 @@ What each does to a pass is in `ladder_sim.graph.techniques`.
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Self, cast
+from typing import NamedTuple, Self
 
 from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.units import quoted
@@ -152,8 +152,8 @@ class Techniques:
         """
         if isinstance(given, cls):
             return given
-        texts = [given] if isinstance(given, str) else list(cast(Sequence[str], given))
-        if not all(isinstance(text, str) for text in texts):
+        texts = [given] if isinstance(given, str) else given
+        if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
             raise UsageError(f"technique is {quoted(given)}: must be a name or several", hint="e.g. 'fused-norm'")
         names = [_canonical(name) for text in texts for name in text.split("+") if name.strip().lower() != "none"]
         for first, second in itertools.combinations(names, 2):

@@ -7,7 +7,6 @@ import pytest
 
 from ladder_sim import Scenario, predict
 from ladder_sim.costs import profile_file
-from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.prediction import _own_profile, resolve_profile
 from ladder_sim.specs.catalog import stack
 from tests.support.scenarios import SERVING
@@ -31,16 +30,19 @@ def test_an_engine_is_priced_by_its_own_profile_of_the_gpu() -> None:
 def test_a_profile_that_is_named_is_taken_as_it_is() -> None:
     scenario = Scenario(model="8b", stack="vllm")
     for name in ("h100-sxm", "h100-sxm-sglang"):
-        assert resolve_profile(scenario, name) is load_profile(name)
+        profile = resolve_profile(scenario, name)
+        assert profile is not None
+        assert profile.name == name
     assert resolve_profile(scenario, "none") is None
 
 
 def test_a_stack_of_ones_own_takes_its_engines_profile() -> None:
     scenario = Scenario(model="8b")
     mine = dataclasses.replace(stack("vllm"), name="mine")
-    assert resolve_profile(scenario.having(stack=mine), None) is load_profile("h100-sxm-vllm")
-    without = dataclasses.replace(mine, engine="")
-    assert resolve_profile(scenario.having(stack=without), None) is load_profile("h100-sxm")
+    for given, name in ((mine, "h100-sxm-vllm"), (dataclasses.replace(mine, engine=""), "h100-sxm")):
+        profile = resolve_profile(scenario.having(stack=given), None)
+        assert profile is not None
+        assert profile.name == name
 
 
 def test_a_prediction_reads_the_files_of_its_gpu_and_engine_alone_and_once(monkeypatch: pytest.MonkeyPatch) -> None:

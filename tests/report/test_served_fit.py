@@ -154,7 +154,13 @@ def test_a_group_less_carries_its_share_at_least() -> None:
     need = capacity(
         Scenario(model="405b", cluster="mi300x", stack="sglang@0.5.6"),
         "ladder",
-        **{"tp": 4, "prompt": 16384, "gen": 8, "rate": 20.0, "requests": 60, "seeds": 1, "slo": "itl_p99=80ms"},
+        tp=4,
+        prompt=16384,
+        gen=8,
+        rate=20.0,
+        requests=60,
+        seeds=1,
+        slo="itl_p99=80ms",
     )
     groups = need["ladder"].need.sizes.groups
     (carried,) = re.findall(r"carry ([\d.]+) requests/s", " ".join(need.explain().split()))
