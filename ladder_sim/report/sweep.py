@@ -290,7 +290,7 @@ def speedup_lines(
     title = f"Speedup over standard by {field_label(field)}"
     drawn = figure(title, _held(table), data=data, layout=layout)
     level = {"color": variant_colour("standard"), "dash": "dot", "width": 2}
-    drawn.add_hline(y=1.0, line=level, annotation_text="standard", annotation_position="bottom left")
+    drawn.add_hline(y=1.0, line=level, annotation_text="" if compact else "standard", annotation_position="bottom left")
     if now is not None:
         value, speedups = now
         # in the unit of the axis, which the largest value decides

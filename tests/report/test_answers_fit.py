@@ -118,7 +118,7 @@ def test_gpus_under_load_are_in_the_first_sentence() -> None:
     assert len(lines) <= LINES
     sentence = "4 requests/s need 2 GPUs with standard (your weights), 2 GPUs with ladder (retrained)."
     assert lines[0] == sentence
-    assert "SLO tpot_p95=30.0ms" in " ".join(lines)
+    assert "SLO TPOT p95 30 ms" in " ".join(lines)
     assert any(line.startswith("standard") and line.split()[3] == "2" for line in lines)
 
 
