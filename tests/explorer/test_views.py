@@ -197,6 +197,10 @@ def test_requests_under_load_are_simulated_on_request() -> None:
         panel("load", "model=8b&tp=2&stack=gpt-fast")
     shown = panel("fleet", LOAD)
     assert "requests/s within the SLO need" in texts(shown.html)
+    # what explains the answer is no warning
+    explained, _, warned = str(shown.html).partition("Why, and the evidence")[2].partition("</details>")
+    assert "Nearest" in explained
+    assert "Nearest" not in warned
     assert list(shown.figures) == ["fig-bound0", "fig-bound1"]
     names = {trace.get("name") for trace in shown.figures["fig-bound1"]["data"]}
     assert names == {"standard", "ladder"}
@@ -205,7 +209,7 @@ def test_requests_under_load_are_simulated_on_request() -> None:
 
 def test_measured_runs_of_the_scenario_itself_come_first() -> None:
     served = panel("evidence", "model=qwen3-32b&stack=vllm&tp=4&concurrency=64")
-    assert "TPOT off by 5.4 %, TTFT by 9 % (model left out)." in texts(served.html)
+    assert "TPOT off by 5.4 %, TTFT by 8.8 % (model left out)." in texts(served.html)
     assert served.document is not None
     first = served.document.rows[0]
     assert (first["model"], first["stack"].partition("@")[0], first["apart"]) == ("qwen3-32b", "vllm", "")

@@ -73,6 +73,12 @@ def test_versus_fits_and_says_what_gains_most(case: str) -> None:
     assert ("Retrain: " in result.summary) == (retrained is not None)
     if retrained:
         assert f"{retrained.name}, {rows[retrained.name]['gain']:.2f}x (" in result.summary
+    # what nothing above it in the table beats is tied with nothing there
+    table = result.report.brief.table
+    assert table is not None
+    for weights in ("yours", "retrained"):
+        kind = [row for row in table.rows if row[1] == weights]
+        assert not (kind and str(kind[0][0]).endswith("="))
     explained = result.explain()
     assert all(name in explained for name in rows if name != "upper-bound")
 
