@@ -21,7 +21,7 @@ _LIMIT_COLOURS = {
     "tensor cores": "#56B4E9",
     "small kernels": "#009E73",
     "all_reduce": "#D55E00",
-    "all_reduce_norm": "#D55E00",
+    "all_reduce_norm": "#EE9F73",
     "all_gather": "#CC79A7",
     "reduce_scatter": "#882255",
     "all_to_all": "#CC79A7",
