@@ -29,7 +29,6 @@ from ladder_sim.report.console import WholeTable
 from ladder_sim.report.figures.style import (
     MAX_TICKS,
     NOW_MARKER,
-    TEXT_COLOUR,
     Figure,
     figure,
     log_axis,
@@ -370,7 +369,8 @@ def speedup_map(
                 "name": "break-even",
                 "z": ratio,
                 "contours": {"start": 1.0, "end": 1.0, "size": 1.0, "coloring": "none"},
-                "line": {"color": TEXT_COLOUR, "width": 3, "smoothing": 0},
+                # seen on pale cells in both colour schemes
+                "line": {"color": "#777777", "width": 3, "smoothing": 0},
                 "showscale": False,
                 "hoverinfo": "skip",
                 "showlegend": True,

@@ -19,7 +19,7 @@ from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.answers import Queries
 from ladder_sim.explorer.markup import tag
 from ladder_sim.explorer.page import banner
-from ladder_sim.explorer.panels import Panel
+from ladder_sim.explorer.panels import DARK, Panel
 from ladder_sim.explorer.server import Site
 from ladder_sim.explorer.views import VIEWS
 from ladder_sim.report.figures.prediction import step_bars
@@ -281,3 +281,11 @@ def test_every_file_downloads(site: Site, name: str) -> None:
 def test_a_view_says_what_is_wrong_with_itself(ask: Callable[[str, str], Any]) -> None:
     assert "both axes of the map are the same" in ask("/view/map", "model=8b&across=batch&up=batch")["html"]
     assert "no communication to hide" in texts(ask("/view/options", "model=8b&tp=1")["html"])
+
+
+def test_parts_of_the_critical_path_differ_in_colour_in_both_schemes() -> None:
+    bars = panel("breakdown", "model=70b&stack=vllm&concurrency=8").figures["fig-breakdown"]["data"]
+    light = [trace["marker"]["color"] for trace in bars if trace["type"] == "bar"]
+    assert len(light) > 4
+    assert len(set(light)) == len(light)
+    assert len({DARK.get(each, each) for each in light}) == len(light)
