@@ -110,8 +110,9 @@ class Loop:
             {"prompt": load.prompt, "steps": load.gen - 1, "slots": maximum(load.kv_slots / load.lanes, 1.0)},
         ]
         values = [value for group in groups for value in group.values()]
-        served = []
-        for row in zip(*(column.ravel().tolist() for column in np.broadcast_arrays(*values)), strict=True):
+        served, several = [], any(isinstance(value, np.ndarray) for value in values)
+        columns = (column.ravel().tolist() for column in (np.broadcast_arrays(*values) if several else ()))
+        for row in zip(*columns, strict=True) if several else [[np.asarray(value).item() for value in values]]:
             given = iter(row)
             numbers, chunks, *times, cold, front_end, clients, sizes = (
                 {name: next(given) for name in group} for group in groups
@@ -129,7 +130,7 @@ class Loop:
                 **sizes,
             )
             served.append(one)
-        if not any(isinstance(value, np.ndarray) for value in values):
+        if not several:
             return served[0]
         return Served(**{each.name: np.array([getattr(one, each.name) for one in served]) for each in fields(Served)})
 
