@@ -27,6 +27,9 @@ from ladder_sim.specs.workload import ROUNDS, SPREAD
 POWER_S = 10.0
 # decode steps that a front end is simulated with: hardly any, and in the middle of one. Times are linear between them
 _DELAYS = (1e-6, 0.5, 1.5, 2.5, 3.5, *((steps << power) - 0.5 for power in range(60) for steps in (5, 6, 7, 8)))
+# of a step: requests that are in the front end for as many steps, but for this, meet alike. TTFT and TPOT of 168 random
+# answers move by 0.03 % at most with it
+_ALIKE = 0.02
 
 
 class FrontEnd(NamedTuple):
@@ -261,8 +264,11 @@ def simulate(
     lengths = lengths or times.lengths
     parts = _parts(times, scheduling, clients, front_end, lengths)
     served = _served(parts, clients, front_end)
+    if own is None:
+        return served
     outside = clients.longest * _DELAYS[bisect_left(_DELAYS, served.front_end_s / times.decode_s[-1])]
-    if own is None or lengths.meets_alike(own, parts[-1][1].plan, outside * lengths.decode[-1]):
+    usual_steps, own_steps = (each.within(parts[-1][1].plan, outside * each.decode[-1]) for each in (lengths, own))
+    if np.abs(own_steps - usual_steps).max() <= _ALIKE or (len(parts) == 1 and own_steps.max() <= 1.0):
         return served
     return _served(_parts(times, scheduling, clients, front_end, own), clients, front_end).lasting(served, steps)
 

@@ -29,9 +29,6 @@ _LEAST = 200
 _EVEN = (0.7548776662466927, 0.5698402909980532)
 # multiples left out at the beginning: next to 0 lengths of a few clients grow with their number
 _SKIPPED = 1000
-# of a step: requests that are in the front end for as many steps, but for this, meet alike; with it TTFT and TPOT of
-# 727 answers that tests/golden needs move by 0.11 % at most
-_ALIKE = 0.02
 # of a run, where one takes no time; in the unit of lengths
 _SHORTEST = 1e-12
 
@@ -120,15 +117,11 @@ class Lengths(NamedTuple):
         return shorter + (tokens - low) / (high - low) * (longer - shorter)
 
     def within(self, plan: "Schedule", outside: float) -> NDArray[np.float64]:
-        """Return for each run of a schedule how many steps like its own pass in so long, at least one."""
+        """Return for each run of a schedule how many steps like its own pass in so long."""
         lengths = np.interp(plan.decodes, self.requests, self.decode)
         added = np.interp(plan.held, self.tokens, self.prompts) * np.maximum(plan.held / self.tokens[-1], 1.0)
         lengths[plan.prompts] = np.maximum(lengths[plan.prompts] + added, self.least)
-        return np.maximum(outside / np.maximum(lengths, _SHORTEST), 1.0)
-
-    def meets_alike(self, other: "Lengths", plan: "Schedule", outside: float) -> bool:
-        """Whether other lengths let clients of a schedule meet alike, who are in the front end for so long."""
-        return bool(np.abs(self.within(plan, outside) - other.within(plan, outside)).max() <= _ALIKE)
+        return outside / np.maximum(lengths, _SHORTEST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
