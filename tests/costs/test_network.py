@@ -362,8 +362,8 @@ def test_a_measured_curve_on_a_mesh_is_itself(h100: CalibrationProfile) -> None:
     np.testing.assert_allclose(priced.seconds, np.maximum(curve[2].seconds, slow))
 
 
-# vLLM's custom all-reduce on 8 MI355X (vllm-project/vllm#39080), and on 4 GPUs of the MI300 class (vllm-project/vllm#19744);
-# bytes and microseconds
+# vLLM's custom all-reduce on 8 MI355X (vllm-project/vllm#39080), and on 4 GPUs of the MI300 class
+# (vllm-project/vllm#19744); bytes and microseconds
 MI355X_US = {24576: 6.3, 49152: 6.7, 98304: 7.6, 196608: 10.0, 393216: 13.1, 786432: 16.0, 1572864: 24.2}
 MI300_US = {2048: 7.18, 16384: 7.26, 32768: 7.58, 262144: 14.39, 524288: 14.65, 1048576: 22.91, 4194304: 63.86}
 

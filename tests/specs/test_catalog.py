@@ -74,7 +74,7 @@ def test_short_names_are_of_models() -> None:
     assert set(catalog.MODEL_ALIASES.values()) <= set(catalog.model_names())
 
 
-# counts of model cards, papers and names, by their sources in the files; none is known here of Kimi K3, MiniMax M3, Step 3.7
+# counts of model cards, papers and names, by their sources in the files; none is known of Kimi K3, MiniMax M3, Step 3.7
 BILLIONS = {
     "deepseek-v3.2": 671,
     "deepseek-v4-flash": 284,

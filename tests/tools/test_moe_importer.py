@@ -297,7 +297,7 @@ def test_what_an_engine_has_not_measured_is_transferred(
 
 
 def test_prompts_in_the_absorbed_form_are_left_out(package: Path, measured: MoeMeasurements) -> None:
-    """Regression: SGLang's prompts of DeepSeek on Hopper had the arithmetic of decode, 3.4 times that of its servers."""
+    """Regression: SGLang's prompts of DeepSeek on Hopper had the arithmetic of decode, 3.4 times its servers'."""
     hopper = read_moe_system("h200_sxm", load_profile("h200-sxm"), package)
     for tables, prompts in ((measured.tables, {"sglang", "trtllm"}), (hopper.tables, {"trtllm"})):
         assert {series.engine for series in tables["mla_prefill", "bf16"]} == prompts
@@ -308,7 +308,7 @@ def test_prompts_in_the_absorbed_form_are_left_out(package: Path, measured: MoeM
 @pytest.mark.parametrize("name", [name for name in shipped_profiles() if "a100" not in name])
 def test_prompts_of_latent_attention_take_less_than_the_absorbed_form_would(name: str) -> None:
     """At the largest sizes, at the GPU's peak."""
-    for of, table in load_profile(name).moe.tables["mla_prefill"].items() if load_profile(name).moe.tables else ():
+    for of, table in load_profile(name).moe.tables.get("mla_prefill", {}).items():
         sizes = {axis: float(values[-1]) for axis, values in zip(table.names, table.axes, strict=True)}
         absorbed = (2 * 512 + 64) / (128 + 64 + 128)
         assert table.ratio(**sizes)[0] < absorbed, of

@@ -66,8 +66,8 @@ WITHOUT_SPLIT_KV = ("a100_sxm", "l40s", "rtx_pro_6000_server")
 # engine by whose kernels of latent attention others are priced, and of decode on those systems: vLLM's are measured as
 # whole modules, launches included
 MLA_OF = ("trtllm", "sglang")
-# kernels of SGLang that prompts were measured in the absorbed form with, 5.5 to 17 times the roofline of the expanded one:
-# its servers expand a prompt whose beginning is not cached (SGLang 0.5.9, deepseek_common/attention_backend_handler.py)
+# kernels of SGLang with which prompts were measured in the absorbed form, 5.5 to 17 times the expanded one's roofline.
+# Its servers expand prompts without a cached beginning (SGLang 0.5.9, deepseek_common/attention_backend_handler.py)
 ABSORBED = ("flash_attention", "triton")
 
 
