@@ -17,16 +17,6 @@ _FORMAT = re.compile(
     r"(?:[-.](?:kv|v\d|int4|4bit|marlin))*(?=-|\.|$)",
     re.ASCII,
 )
-_DTYPES: Mapping[str, DType] = {
-    "nvfp4": "nvfp4",
-    "fp4": "nvfp4",
-    "mxfp4": "mxfp4",
-    "fp8": "fp8",
-    "fp8-dynamic": "fp8-dynamic",
-    "fp8-block": "fp8-block",
-    "bf16": "bf16",
-    **dict.fromkeys(("w4a16", "awq", "gptq", "int4", "4bit"), "w4a16"),
-}
 _Fields = Mapping[str, Any]
 # the `quantization_config` of each format
 _CONFIGS: Mapping[DType, _Fields] = {
@@ -41,6 +31,11 @@ _CONFIGS: Mapping[DType, _Fields] = {
         "weight_block_size": [FP8_BLOCK, FP8_BLOCK],
     },
     "w4a16": {"quant_method": "gptq", "bits": 4},
+}
+_DTYPES: Mapping[str, DType] = {
+    **{name: name for name in _CONFIGS},
+    "fp4": "nvfp4",
+    **dict.fromkeys(("awq", "gptq", "int4", "4bit"), "w4a16"),
 }
 
 # whose checkpoints "FP8" have scales of blocks, by the beginnings of ids
