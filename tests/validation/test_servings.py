@@ -403,6 +403,7 @@ def test_the_page_sums_the_file_up() -> None:
     page = (REPO / "docs" / "evidence.md").read_text("utf-8")
     names = {
         "trtllm, fp8 on h100-sxm": "TensorRT-LLM, fp8, H100",
+        "trtllm, fp8-block on h100-sxm": "TensorRT-LLM, fp8 blockwise, H100",
         "trtllm, bf16 on h100-sxm": "TensorRT-LLM, bf16, H100",
         "vllm, bf16 on h100-sxm": "vLLM, bf16, H100",
         "sglang, bf16 on h100-sxm": "SGLang, bf16, H100",
