@@ -269,7 +269,8 @@ def _slim(item: dict[str, Any], dropped: Counter[str]) -> Any:
         if phase == "X" and category:
             dropped[category] += 1
         return None
-    start_us, duration_us = item["ts"], item.get("dur")
+    start_us: Any = item["ts"]
+    duration_us: Any = item.get("dur")
     name, args = item.get("name", ""), item.get("args") or {}
     if not all(isinstance(time_us, int | float) for time_us in (start_us, duration_us)):
         raise TypeError(f"{quoted(name)} at {quoted(start_us)} lasts {quoted(duration_us)}: times must be numbers")
