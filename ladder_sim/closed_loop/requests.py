@@ -177,8 +177,7 @@ class Requests:
             return self._decode(stack, batch + prompts)
         if np.all(self.alone):
             whole = Sizes.of(stack, "prefill", (self.prompt + chunk) / 2, batch=prompts, prompt=chunk, gen=self.gen)
-            # of a prompt that takes several steps, a chunk reads those before it
-            return "prefill", replace(whole, duty=duty, whole_kv_len=where(self.prompt > chunk, self.prompt, 0))
+            return "prefill", replace(whole, duty=duty, whole_kv_len=where(chunk < self.prompt, self.prompt, 0))
         # a prompt alone has as many rows as tokens, one of which the graph of such a step takes for one that decodes
         chunk = maximum(chunk - (batch == 1) / prompts, 1)
         sizes = {"prompts": prompts, "chunk": chunk, "prompt": self.prompt, "gen": self.gen}
