@@ -35,7 +35,7 @@ def add_to(commands: Any) -> None:
         "Under torchrun this process is one of the ranks.",
     )
     add = check.add_argument
-    add("--model", help=ARGUMENTS["model"].help)
+    add("--model", required=True, help=ARGUMENTS["model"].help)
     add(
         "--variant",
         type=words,
@@ -58,7 +58,6 @@ def add_to(commands: Any) -> None:
     add("--rounds", type=int, default=15, help="requests of each wiring and link (default %(default)s)")
     add("--profile", type=Path, metavar="FILE", help="predict from a profile of such passes instead of measuring one")
     add = check.add_argument_group("output").add_argument
-    add("--from", dest="earlier", type=Path, metavar="FILE", help="show an earlier result's JSON")
     add("--json", action="store_true", help="one JSON object")
     add("--save", type=Path, metavar="FILE", help="write to a .json or .txt file instead of stdout")
     add("--html", type=Path, metavar="FILE", help="write a page with plots as well")
@@ -72,18 +71,6 @@ def _run(options: argparse.Namespace) -> int:
     check_folder("--html", options.html)
     check_folder("--save", options.save)
     check_folder("--out", options.out)
-    if (options.model is None) == (options.earlier is None):
-        raise UsageError(
-            "give either --model or --from", hint="--model 1b measures, --from FILE shows an earlier result"
-        )
-    from ladder_sim_calibration.crosscheck.store import read_result
-
-    if options.earlier:
-        return _show(read_result(options.earlier), options)
-    return _measure(options)
-
-
-def _measure(options: argparse.Namespace) -> int:
     require_torch()
     from ladder_sim_calibration.crosscheck.run import cross_check
     from ladder_sim_calibration.passes.observe import Experiment
