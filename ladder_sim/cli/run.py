@@ -40,8 +40,7 @@ class Bench:
         str, typer.Option(help="Folder of a checkpoint; with --bench also an alias, catalog id or config.json.")
     ]
     variant: Annotated[
-        list[str] | None,
-        typer.Option(help="Any wiring, as in predict; repeatable, commas allowed."),
+        list[str] | None, typer.Option(help="Any wiring, as in predict; repeatable, commas allowed.")
     ] = None
     stack: Annotated[
         str | None, typer.Option(help="With --bench: gpt-fast, vllm, trtllm, sglang or a stack .toml.")

@@ -149,9 +149,7 @@ def import_(files: Files, save: Annotated[Path, typer.Option(help="File to write
 
 @trace.command(cls=flags.with_flags(Part))
 def chakra(
-    context: typer.Context,
-    files: Files,
-    folder: Annotated[Path, typer.Option(help="Folder to write into.")],
+    context: typer.Context, files: Files, folder: Annotated[Path, typer.Option(help="Folder to write into.")]
 ) -> None:
     """Write Chakra execution traces, one for each rank, for ASTRA-sim and other simulators."""
     from ladder_sim.traces.chakra import write_chakra

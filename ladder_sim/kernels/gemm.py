@@ -96,12 +96,7 @@ class GemmShape(MatrixMultiplication):
     def resized(self, sizes: Sizes, rows: Any) -> Self:
         # written out: `replace` takes several times as long, and there are many of them
         return type(self)(
-            m=rows,
-            n=self.n,
-            k=self.k,
-            format=self.format,
-            chunks=self.chunks,
-            duty=cast(float, sizes.duty),
+            m=rows, n=self.n, k=self.k, format=self.format, chunks=self.chunks, duty=cast(float, sizes.duty)
         )
 
     @property

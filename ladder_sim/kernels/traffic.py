@@ -85,13 +85,7 @@ class SampleShape(Shape):
     """The choice of each sequence's next token, of all logits: a memory-bound kernel if greedy."""
 
     tables: ClassVar = (
-        TableKind(
-            "sample",
-            "sampling",
-            ("batch", "vocab"),
-            lambda _, **sizes: SampleShape(**sizes),
-            has_formula=True,
-        ),
+        TableKind("sample", "sampling", ("batch", "vocab"), lambda _, **sizes: SampleShape(**sizes), has_formula=True),
     )
 
     grows: ClassVar = "batch"

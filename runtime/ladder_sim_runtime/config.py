@@ -67,8 +67,7 @@ class ModelConfig(Config):
         }
         if others := [part for part, there in parts.items() if there]:
             raise UsageError(
-                f"{source} has {' and '.join(others)}, which real passes here do not run",
-                hint="choose another --model",
+                f"{source} has {' and '.join(others)}, which real passes here do not run", hint="choose another --model"
             )
         return replace(plain, **read_numbers(config, plain, source=source))
 

@@ -136,11 +136,7 @@ def read_sweep(path: Path, *, force: bool = False) -> Sweep:
     if len(content.ops) > 1:
         raise _mixed_error(name, ", ".join(sorted(content.ops)))
     return dataclasses.replace(
-        _sweep(name, right),
-        op=next(iter(content.ops), ""),
-        hosts=content.hosts,
-        device=content.device,
-        wrong=wrong,
+        _sweep(name, right), op=next(iter(content.ops), ""), hosts=content.hosts, device=content.device, wrong=wrong
     )
 
 
