@@ -167,12 +167,9 @@ def info(
     spread: Annotated[
         bool, typer.Option("--spread", help="Show each op's share, shortest, longest time and deviation.")
     ] = False,
-    modules: Annotated[
-        bool, typer.Option("--modules", help="Show the time of modules, if the profiler recorded them, and of ranges.")
-    ] = False,
 ) -> None:
     """Show ops by time, hidden and exposed communication, and the critical path."""
-    answer = flags.of_context(Part, context).of(files).info(top=top, spread=spread, modules=modules)
+    answer = flags.of_context(Part, context).of(files).info(top=top, spread=spread)
     flags.of_context(Written, context).give(answer, answer.runs)
 
 

@@ -1,4 +1,4 @@
-"""What every kernel says of itself, at which sizes of a pass, on which GPU and engine, and which tables have its times.
+"""`Shape`, the base of every kernel, and what it is asked with: sizes of a pass, a GPU, an engine, kinds of tables.
 
 Every count is per rank and per forward pass: FLOPs, bytes of device memory moved. Which kernels a pass runs does not
 depend on how many sequences there are nor on how long they are. So one graph, of one token, serves every size: each

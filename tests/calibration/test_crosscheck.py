@@ -478,7 +478,6 @@ def test_a_message_is_counted_in_the_bytes_of_the_machine() -> None:
         ((), "the following arguments are required: --model"),
         (("--model", "1b", "--save", "x.csv"), "must end in .json or .txt"),
         (("--model", "1b", "--save", "nowhere/x.json"), "no such folder"),
-        (("--model", "1b", "--share", "0.2,1.5"), "--share '1.5': must be between 0 and 1"),
         (("--model", "1b", "--rounds", "1"), "--rounds is 1"),
         (("--model", "1b", "--out", "nowhere/x.json.gz"), "no such folder"),
     ],
