@@ -209,7 +209,8 @@ class KernelCosts:
             tabled = self._tabled(kind, of, [(ops[at].shape, lookup) for at, lookup in placed])
             estimates.update(zip((at for at, _ in placed), tabled, strict=True))
         for at, (kept, key) in enumerate(keys):
-            kept[key] = estimates[at]
+            # equal ops of this call have one estimate, so that the next call finds what was simulated with it
+            estimates[at] = kept.setdefault(key, estimates[at])
         return [estimates[at] for at in range(len(ops))]
 
     def _in_place(self, op: Op) -> Estimate | None:
