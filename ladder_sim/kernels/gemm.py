@@ -162,7 +162,8 @@ class MoeShape(Multiplication):
             "moe", "experts", ("expert_tp", "ep", "tokens"), lambda of, **sizes: MoeShape(**of._asdict(), **sizes)
         ),
     )
-    # several of one where ranks with tokens of their own meet in one group of experts
+
+    # several of one token where ranks with tokens of their own meet in one group of experts
     grows: ClassVar = "tokens"
 
     tokens: float
