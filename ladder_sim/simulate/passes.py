@@ -11,7 +11,7 @@ A pass in which nothing overlaps takes as long as its ops together, and is simul
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence, Set
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence, Set
 from functools import cache, cached_property, reduce
 from operator import sub
 from typing import Any, Literal
@@ -31,7 +31,7 @@ from ladder_sim.graph.pass_kernels import kernels_of
 from ladder_sim.graph.techniques import form, rewrites_of
 from ladder_sim.kernels import WHOLE, Phase, Sizes
 from ladder_sim.simulate.breakdown import Breakdown, Collective, PathSums, SimulatedOp, collectives, simulated_ops
-from ladder_sim.simulate.lower import COMPUTE, Schedule, lower, op_times, schedule_pass
+from ladder_sim.simulate.lower import COMPUTE, Lead, Schedule, lower, op_times, schedule_pass
 from ladder_sim.specs.cluster import GpuSpec
 from ladder_sim.specs.scenario import Scenario
 
@@ -50,7 +50,7 @@ Prices = Mapping[int, tuple[Op, Estimate]]
 
 # periods of a run simulated at first: a twin, the one that stands for the rest, and one after it
 FIRST_PERIODS = 3
-# most passes that are not steady yet take one period more, a few take 40: after that each try has so many times as many
+# how many times as many periods each later attempt has
 MORE = 1.5
 # share of a pass by which all periods left out may together differ from what stands for them: rounding of sums, not a
 # model error; each may have its part of it only, because what differs may shrink slowly from period to period
@@ -58,8 +58,11 @@ STEADY = 1e-9
 # share of a pass by which ops of one kind must differ from another pass's to be named
 SAME = 1e-4
 
-# times of tasks, seconds of simulated layers and of those left out, and whether the kept ones are periodic
+# seconds of simulated layers and of those left out, and whether the kept ones are periodic
+_Added = tuple[Number, Number, "bool | NDArray[np.bool_]"]
+# times of tasks, and what follows from them
 _Ran = tuple[TaskTimes, Number, Number, "bool | NDArray[np.bool_]"]
+Attempts = Generator[tuple[Schedule, Program, "NDArray[Any] | None"], _Added, Number]
 # single configurations that were simulated: many techniques change some of a wiring's passes only. 25 kB each
 _KEPT: dict[tuple[object, ...], _Ran] = {}
 _MOST_KEPT = 512
@@ -99,7 +102,7 @@ class ForwardPass:
     def seconds(self) -> Number:
         """Start to end."""
         if self.schedule.order.serial and self.engine == "fast":
-            return _serial_s(self.schedule, self.estimates(self.schedule), self.hardware)
+            return self._serial_s(eager=self.schedule.eager)
         *ran, seconds = self._run()
         if not isinstance(seconds, np.ndarray):
             self._ran = ran
@@ -108,13 +111,12 @@ class ForwardPass:
     @cached_property
     def path(self) -> Breakdown | PathSums:
         """What its error depends on."""
+        serial = self.schedule.order.serial and self.engine == "fast"
+        # launches hold back nothing but the first op
+        if serial and not any_true(self.seconds > (1.0 + STEADY) * self._serial_s(eager=False)):
+            return PathSums.in_turn(self.schedule, self.estimates(self.schedule), self._op_times[0])
         if not isinstance(self.seconds, np.ndarray):
             return self.breakdown
-        schedule = self.schedule
-        if schedule.order.serial and self.engine == "fast":
-            durations_s, _, launch_s = op_times(schedule, self.estimates(schedule), self.hardware)
-            if not schedule.eager or not any_true(launch_s > 0.0):
-                return PathSums.in_turn(schedule, self.estimates(schedule), durations_s)
         if not self._sums:
             self._follow = True
             self._run()
@@ -154,7 +156,7 @@ class ForwardPass:
         """Part of its time that the slowest pipeline stage takes, by what the ops of each take one by one."""
         if not self.schedule.order.stages:
             return 1.0
-        durations_s, leads_s, _ = op_times(self.schedule, self.estimates(self.schedule), self.hardware)
+        durations_s, leads_s, _ = self._op_times
         stages_s = [
             sum(count * (durations_s[like] + leads_s[lead]) for (like, lead), count in stage.items())
             for stage in self.schedule.order.stages
@@ -167,6 +169,13 @@ class ForwardPass:
         Once, unless its slowest stage has more to do for all of them.
         """
         return maximum(1.0, passes * self.slowest_stage)
+
+    @cached_property
+    def _op_times(self) -> tuple[list[Number], dict[Lead, Number], Number]:
+        return op_times(self.schedule, self.estimates(self.schedule), self.hardware)
+
+    def _serial_s(self, *, eager: bool) -> Number:
+        return _serial_s(self.schedule, self.estimates(self.schedule), *self._op_times, eager=eager)
 
     @property
     def priced(self) -> list[tuple[Op, Estimate]]:
@@ -190,35 +199,47 @@ class ForwardPass:
     def _lower(self, schedule: Schedule, hardware: Hardware) -> Program:
         return lower(schedule, self.estimates(schedule), hardware, self._device)
 
-    def _run(self) -> tuple[Schedule, Program, TaskTimes, Number]:
-        """Simulate it with few of its periods, with more, and in the end with all, which is always steady.
+    def attempts(self) -> Attempts:
+        """Yield few of its periods to be simulated, then more, and in the end all, which is always steady.
 
-        Of several configurations those that are not steady go on.
+        Of several configurations those that are not steady go on: their numbers come with the program, None for all.
+        Takes what `added_seconds` says of each attempt, and returns the seconds of the pass.
         """
         schedule = self._like._ran[0] if self._like and self._like._ran else self.schedule
         program = self._lower(schedule, self.hardware)
         seconds: Number = 0.0
         left: NDArray[Any] | None = None
         while True:
-            times, makespan_s, added_s, steady = self._once(schedule, program)
-            if self._follow:
-                errors = [estimate.error for estimate in self.estimates(schedule)]
-                if left is not None:
-                    errors = [values_of(error, left) for error in errors]
-                self._sums.append(
-                    (slice(None) if left is None else left, PathSums.of(schedule, errors, program, times))
-                )
+            makespan_s, added_s, steady = yield schedule, program, left
             if left is not None and isinstance(seconds, np.ndarray):
                 seconds[left] = makespan_s + added_s
             else:
                 seconds = makespan_s + added_s
             if steady is True or np.all(steady):
-                return schedule, program, times, seconds
-            schedule, program = self.lowered(more_periods(schedule.keep))
+                return seconds
+            # most passes that are not steady yet take one period more, a few take 40
+            keep = schedule.keep + 1 if schedule.keep == FIRST_PERIODS else int(MORE * schedule.keep)
+            schedule, program = self.lowered(keep)
             if isinstance(seconds, np.ndarray):
                 left = np.arange(len(seconds)) if left is None else left
                 left = left[~np.broadcast_to(steady, len(left))]
                 program = program if len(left) == len(seconds) else program.of(left)
+
+    def _run(self) -> tuple[Schedule, Program, TaskTimes, Number]:
+        attempts = self.attempts()
+        schedule, program, left = next(attempts)
+        while True:
+            times, makespan_s, added_s, steady = self._once(schedule, program)
+            if self._follow:
+                errors = [estimate.error for estimate in self.estimates(schedule)]
+                if left is not None:
+                    errors = [values_of(error, left) for error in errors]
+                rows = slice(None) if left is None else left
+                self._sums.append((rows, PathSums.of(schedule, errors, program, times)))
+            try:
+                schedule, program, left = attempts.send((makespan_s, added_s, steady))
+            except StopIteration as done:
+                return schedule, program, times, done.value
 
     def _once(self, schedule: Schedule, program: Program) -> "_Ran":
         """Simulate a program, or return what a program of the same tasks and times has taken."""
@@ -268,7 +289,7 @@ class ForwardPass:
     def seconds_alone(self) -> Mapping[str, Number]:
         """Seconds of all ops of each kind one after the other, with what holds their stream before them."""
         schedule = self.schedule
-        durations_s, leads_s, _ = op_times(schedule, self.estimates(schedule), self.hardware)
+        durations_s, leads_s, _ = self._op_times
         seconds: dict[str, Number] = defaultdict(float)
         for (like, lead), count in schedule.order.spans.items():
             kind = self.distinct(schedule)[like].kind
@@ -393,17 +414,23 @@ def simulate(
     return passes[scenario.variant][0]
 
 
-def _serial_s(schedule: Schedule, estimates: Sequence[Estimate], hardware: Hardware) -> Number:
-    """Return the seconds of a pass in which nothing overlaps: its ops and their leads together.
+def _serial_s(
+    schedule: Schedule,
+    estimates: Sequence[Estimate],
+    durations_s: Sequence[Number],
+    leads_s: Mapping[Lead, Number],
+    launch_s: Number,
+    *,
+    eager: bool,
+) -> Number:
+    """Return the seconds of a pass in which nothing overlaps, from `op_times`: its ops and their leads together.
 
     Where the CPU launches op after op, the pass also lasts as long as any op's launch and everything from that op on.
     Over equal layers that sum is linear, so that it is largest in the first or the last of them, which are both there.
     """
-    durations_s, leads_s, launch_s = op_times(schedule, estimates, hardware)
-    for lead in leads_s:
-        if lead.stream == COMPUTE and lead.waits and lead.collective >= 0:
-            leads_s[lead] = leads_s[lead] + estimates[lead.collective].wake_s
-    if not schedule.eager:
+    woken = [lead for lead in leads_s if lead.stream == COMPUTE and lead.waits and lead.collective >= 0]
+    leads_s = {**leads_s, **{lead: leads_s[lead] + estimates[lead.collective].wake_s for lead in woken}}
+    if not eager:
         held_s = sum((count * leads_s[lead] for (_, lead), count in schedule.order.spans.items()), start=launch_s)
         return sum((count * durations_s[like] for (like, _), count in schedule.order.spans.items()), start=held_s)
     spans_s = [durations_s[like] + leads_s[lead] for like, lead in schedule.order.spans]
@@ -426,14 +453,7 @@ def _serial_s(schedule: Schedule, estimates: Sequence[Estimate], hardware: Hardw
     return longest_s
 
 
-def more_periods(keep: int) -> int:
-    """Return how many periods are simulated where so many are not steady."""
-    return keep + 1 if keep == FIRST_PERIODS else int(MORE * keep)
-
-
-def added_seconds(
-    schedule: Schedule, program: Program, times: TaskTimes
-) -> tuple[Number, Number, "bool | NDArray[np.bool_]"]:
+def added_seconds(schedule: Schedule, program: Program, times: TaskTimes) -> _Added:
     """Return the seconds of simulated layers, those of left-out layers, and whether the kept ones are periodic."""
     makespan_s = reduce(maximum, (times[2][number] for number in program.outline.last_tasks))
     added_s: Number = 0.0
