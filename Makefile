@@ -3,7 +3,7 @@
 # make test          the whole test suite, about a quarter of an hour on two cores
 # make verify-exact  both engines agree, accuracy gates; their results do not depend on other work on the machine
 # make gpu-evidence  measures a borrowed machine with GPUs, under 40 minutes, into one archive; goes on if it was killed
-#                    PAPER=1 the table of the Ladder Residual paper, an hour; SERVE=1 vLLM with random weights as well
+#                    PAPER=1 the table of the Ladder Residual paper, an hour
 # make loop          examples/loop.py: run, time, simulate, predict and check on two CPU cores, three minutes
 # make docs          the documentation site, in site/; fails on a broken link or anchor
 # make browser       sees to a Chromium for the tests; make test does it first
@@ -18,7 +18,6 @@ PYTEST_ARGS ?=
 WORKERS ?= 2
 # folder and archive of gpu-evidence, and further options of `ladder-sim calibrate evidence`
 PAPER ?=
-SERVE ?=
 EVIDENCE ?= measured$(if $(PAPER),-paper)
 EVIDENCE_ARGS ?=
 
