@@ -8,7 +8,7 @@ import numpy as np
 
 from ladder_sim.closed_loop.engine import FrontEnd
 from ladder_sim.costs.memory import running_requests
-from ladder_sim.des.shared import maximum, minimum
+from ladder_sim.des.shared import maximum, minimum, where
 from ladder_sim.kernels import Phase, Sizes, Stack
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import StackSpec
@@ -159,7 +159,7 @@ class Requests:
             return self._decode(stack, batch + prompts)
         if np.all(self.alone):
             whole = Sizes.of(stack, "prefill", (self.prompt + chunk) / 2, batch=prompts, prompt=chunk, gen=self.gen)
-            return "prefill", replace(whole, duty=duty)
+            return "prefill", replace(whole, duty=duty, whole_kv_len=where(chunk < self.prompt, self.prompt, 0))
         # a prompt alone has as many rows as tokens, one of which the graph of such a step takes for one that decodes
         chunk = maximum(chunk - (batch == 1) / prompts, 1)
         sizes = {"prompts": prompts, "chunk": chunk, "prompt": self.prompt, "gen": self.gen}

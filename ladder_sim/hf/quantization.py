@@ -45,7 +45,7 @@ _BLOCK = [FP8_BLOCK, FP8_BLOCK]
 _MODULE = re.compile(
     r"(?:^|[._*])(q_proj|k_proj|v_proj|qkv_proj|q_a_proj|q_b_proj|kv_a_proj_with_mqa|kv_b_proj|o_proj|gate_proj|up_proj"
     r"|down_proj|gate_up_proj|in_proj|in_proj_qkvz?|out_proj|shared_experts?|experts|self_attn|linear_attn|mlp"
-    r"|layers\.(?:\d+|\*))[.*$]*$",
+    r"|(?<=[\d*]\.)router|layers\.(?:\d+|\*))[.*$]*$",
     re.ASCII,
 )
 # the layers that a name is of: one, those whose numbers begin so, or all
@@ -177,9 +177,11 @@ class _Reader:
                 modules[number].update(dict.fromkeys(ends, (dtype, key, name)))
         own: dict[tuple[LayerPart, int], DType] = {}
         for number, said in enumerate(modules):
-            whole: set[str] = set()
+            # a router next to the MLP has experts there too (Gemma 4)
+            whole = {"router"}
             for part, ways in _PARTS.items():
-                stored = {said[end][0] for way in ways if way <= said.keys() for end in way}
+                apart = part == "experts" and "router" in said
+                stored = {said[end][0] for way in ways[: 1 if apart else None] if way <= said.keys() for end in way}
                 if len(stored) == 1:
                     own[part, number] = stored.pop()
                     whole.update(*ways)

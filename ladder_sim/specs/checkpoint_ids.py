@@ -17,16 +17,6 @@ _FORMAT = re.compile(
     r"(?:[-.](?:kv|v\d|int4|4bit|marlin))*(?=-|\.|$)",
     re.ASCII,
 )
-_DTYPES: Mapping[str, DType] = {
-    "nvfp4": "nvfp4",
-    "fp4": "nvfp4",
-    "mxfp4": "mxfp4",
-    "fp8": "fp8",
-    "fp8-dynamic": "fp8-dynamic",
-    "fp8-block": "fp8-block",
-    "bf16": "bf16",
-    **dict.fromkeys(("w4a16", "awq", "gptq", "int4", "4bit"), "w4a16"),
-}
 _Fields = Mapping[str, Any]
 # the `quantization_config` of each format
 _CONFIGS: Mapping[DType, _Fields] = {
@@ -42,9 +32,14 @@ _CONFIGS: Mapping[DType, _Fields] = {
     },
     "w4a16": {"quant_method": "gptq", "bits": 4},
 }
+_DTYPES: Mapping[str, DType] = {
+    **{name: name for name in _CONFIGS},
+    "fp4": "nvfp4",
+    **dict.fromkeys(("awq", "gptq", "int4", "4bit"), "w4a16"),
+}
 
 # whose checkpoints "FP8" have scales of blocks, by the beginnings of ids
-_BLOCKS = ("qwen/", "deepseek-ai/", "minimaxai/", "moonshotai/", "sgl-project/", "zai-org/glm-5")
+_BLOCKS = ("qwen/", "deepseek-ai/", "minimaxai/", "moonshotai/", "sgl-project/", "stepfun-ai/", "zai-org/glm-5")
 
 
 def _mixed(formats: Mapping[str, str], **fields: Any) -> _Fields:
@@ -58,6 +53,7 @@ _ALL_BUT_EXPERTS = {"ignore": ["self_attn", "linear_attn", "shared_expert", "sha
 _NVFP4: Mapping[str, _Fields] = {
     "deepseek-v4": _mixed({"experts": "NVFP4"}, **_CONFIGS["fp8-block"]),
     "deepseek": {"ignore": ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"]},
+    "gemma-4-26b": {"ignore": ["self_attn", "mlp", "layers.*.router"]},
     "gemma-4": _ATTENTION,
     "glm-5-": _ATTENTION,
     "glm-5.": _ALL_BUT_EXPERTS,
@@ -65,6 +61,9 @@ _NVFP4: Mapping[str, _Fields] = {
     "kimi": _ALL_BUT_EXPERTS,
     "minimax-m2": _ATTENTION,
     "minimax-m3": _mixed({"self_attn": "MXFP8", "shared_experts": "MXFP8", "experts": "NVFP4"}),
+    "nvidia-nemotron-3.5": _mixed(
+        {"in_proj": "FP8", "out_proj": "FP8", "shared_experts": "W4A16_NVFP4", "experts": "W4A16_NVFP4"}
+    ),
     "qwen3.5": _ALL_BUT_EXPERTS,
     "qwen3.6": _mixed({"self_attn": "FP8", "linear_attn": "FP8", "mlp": "W4A16_NVFP4"}),
 }
@@ -76,6 +75,7 @@ _RELEASES: Mapping[str, tuple[str, _Fields | None]] = {
     "glm-4.7": ("glm-4.6", None),
     **dict.fromkeys(("kimi-k2-thinking", "kimi-k2.5", "kimi-k2.6", "kimi-k2.7-code"), ("kimi-k2", _TRAINED_IN_4_BITS)),
     **dict.fromkeys(("minimax-m2", "minimax-m2.1", "minimax-m2.7"), ("minimax-m2.5", None)),
+    "nemotron-3.5-lightning-30b-a3b": ("nemotron-3-nano-30b-a3b", None),
     "qwen3-coder-30b-a3b": ("qwen3-30b-a3b", None),
 }
 

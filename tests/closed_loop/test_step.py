@@ -198,6 +198,14 @@ def test_a_time_to_first_token_holds_the_front_end_as_when_requests_are_served()
     assert with_it == pytest.approx(without + 0.148)
 
 
+@pytest.mark.parametrize("model", ["8b", "deepseek-v2-lite", "gpt-oss-20b"])
+def test_chunks_of_a_request_that_is_alone_read_those_before_them(model: str) -> None:
+    """Each chunk took as long as a prompt of its length: 65,536 tokens of Llama 8B took half as long as whole."""
+    long = {"model": model, "tp": 1, "cluster": "h200-sxm", "prompt": 65536, "gen": 16}
+    alone, static = (predict_one(scenario(concurrency=count, **long)) for count in (1, None))
+    assert alone.ttft_s > 0.95 * static.ttft_s
+
+
 @pytest.mark.parametrize("gen", [2, 33])
 def test_answers_of_one_in_flight_are_those_of_a_static_batch(gen: int) -> None:
     alone, static = (predict_one(scenario(concurrency=count, gen=gen)) for count in (1, None))

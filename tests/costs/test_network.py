@@ -9,8 +9,10 @@ import pytest
 
 from ladder_sim.costs.collectives.algorithms import ALGORITHMS, ALL_REDUCE, OWN
 from ladder_sim.costs.collectives.network import Network
+from ladder_sim.costs.estimate import CollectiveTimes
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.kernels import KernelCosts
+from ladder_sim.costs.lookup import Curve
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.errors import UsageError
@@ -360,26 +362,15 @@ def test_a_measured_curve_on_a_mesh_is_itself(h100: CalibrationProfile) -> None:
     np.testing.assert_allclose(priced.seconds, np.maximum(curve[2].seconds, slow))
 
 
-# vLLM's custom all-reduce: 8 MI355X (vllm-project/vllm#39080), 4 GPUs of the MI300 class (vllm-project/vllm#19744);
-# bytes and microseconds
+# vLLM's custom all-reduce on 8 MI355X (vllm-project/vllm#39080), and on 4 GPUs of the MI300 class
+# (vllm-project/vllm#19744); bytes and microseconds
+MI355X_US = {24576: 6.3, 49152: 6.7, 98304: 7.6, 196608: 10.0, 393216: 13.1, 786432: 16.0, 1572864: 24.2}
+MI300_US = {2048: 7.18, 16384: 7.26, 32768: 7.58, 262144: 14.39, 524288: 14.65, 1048576: 22.91, 4194304: 63.86}
+
+
 @pytest.mark.parametrize(
     ("cluster", "tp", "measured_us", "mean", "most"),
-    [
-        (
-            "mi355x",
-            8,
-            {24576: 6.3, 49152: 6.7, 98304: 7.6, 196608: 10.0, 393216: 13.1, 786432: 16.0, 1572864: 24.2},
-            0.11,
-            0.32,
-        ),
-        (
-            "mi300x",
-            4,
-            {2048: 7.18, 16384: 7.26, 32768: 7.58, 262144: 14.39, 524288: 14.65, 1048576: 22.91, 4194304: 63.86},
-            0.06,
-            0.15,
-        ),
-    ],
+    [("mi355x", 8, MI355X_US, 0.11, 0.32), ("mi300x", 4, MI300_US, 0.06, 0.15)],
 )
 def test_a_mesh_against_measurements(
     cluster: str, tp: int, measured_us: dict[int, float], mean: float, most: float
@@ -391,6 +382,28 @@ def test_a_mesh_against_measurements(
     assert error.mean() <= mean
     assert error.max() <= most
     assert not predicted.in_range.any()
+
+
+def test_a_mesh_that_was_measured() -> None:
+    """By the seven rows themselves, and each that has neighbours by those."""
+    profile = load_profile("mi355x-vllm")
+
+    def all_reduces(sizes: np.ndarray, profile: CalibrationProfile) -> CollectiveTimes:
+        return times(sizes, profile, cluster="mi355x", stack="vllm", tp=8)
+
+    own = all_reduces(np.array(list(MI355X_US), np.float64), profile)
+    np.testing.assert_allclose(1e6 * own.seconds, list(MI355X_US.values()), rtol=1e-6)
+    assert own.in_range.all()
+    errors = []
+    for name, curves in profile.collectives["all_reduce"].items():
+        for at in range(1, len(curves[8].size_bytes) - 1):
+            sizes, seconds = (np.delete(values, at) for values in (curves[8].size_bytes, curves[8].seconds))
+            others = {**profile.collectives["all_reduce"], name: {8: Curve(size_bytes=sizes, seconds=seconds)}}
+            without = dataclasses.replace(profile, collectives={"all_reduce": others})
+            left_s = all_reduces(curves[8].size_bytes[at : at + 1], without).seconds
+            errors.append(abs(float(left_s[0]) / curves[8].seconds[at] - 1.0))
+    assert np.mean(errors) <= 0.04
+    assert max(errors) <= 0.06
 
 
 def test_every_nvlink_cluster_is_fully_connected() -> None:

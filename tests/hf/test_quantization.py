@@ -333,6 +333,14 @@ def test_experts_in_fp4_next_to_fp8() -> None:
     assert {formats["mlp.shared.up"], formats["mlp.shared.down"]} == {"fp8-block"}
 
 
+def test_experts_next_to_the_mlp_are_quantised_where_it_is_not() -> None:
+    """Regression: nvidia/Gemma-4-26B-A4B-NVFP4 was read as 50 GB in 16 bits; its experts are in NVFP4."""
+    kept = [f"model.language_model.layers.{n}.{part}*" for n in (0, 1) for part in ("mlp", "router", "self_attn")]
+    fields = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head", *kept]}
+    read = read_quantization({"quantization_config": fields}, "config.json", layers=2)
+    assert (read.dtype, read.unquantized, read.part_formats) == ("nvfp4", ("qkv", "out", "mlp"), ())
+
+
 def test_layers_that_predict_further_tokens_are_no_part_of_the_decoder() -> None:
     """Regression: "mtp.layers.0*" of nvidia/Qwen3.5-397B-A17B-NVFP4 left layer 0's experts in 16 bits."""
     fields = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["mtp.layers.0*", "model.visual.mlp"]}

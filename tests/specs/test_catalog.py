@@ -39,6 +39,7 @@ PARAMETERS = {
     "qwen2.5-7b": 7_615_616_512,
     "qwen2.5-32b": 32_763_876_352,
     "qwen2.5-72b": 72_706_203_648,
+    "qwen3-8b": 8_190_735_360,
     "qwen3-32b": 32_762_123_264,
     # counted without layers that predict further tokens, and without vision
     "mixtral-8x7b": 46_702_792_704,
@@ -66,17 +67,18 @@ PARAMETERS = {
 # fabrics of which no two-node log is shipped
 WITHOUT_CURVE = {"ib-xdr800", "roce-200", "roce-400"}
 # without attention and collectives: tests/tools/test_aiter.py has their bounds
-AITER = ("mi300x", "mi355x")
+AITER = ("mi300x", "mi355x", "mi355x-vllm")
 
 
 def test_short_names_are_of_models() -> None:
     assert set(catalog.MODEL_ALIASES.values()) <= set(catalog.model_names())
 
 
-# counts of model cards, papers and names, by their sources in the files; none is published of MiniMax M3
+# counts of model cards, papers and names, by their sources in the files; none is known of Kimi K3, MiniMax M3, Step 3.7
 BILLIONS = {
     "deepseek-v3.2": 671,
     "deepseek-v4-flash": 284,
+    "gemma-4-26b-a4b": 25.2,
     "gemma-4-31b": 31,
     "glm-5": 744,
     "glm-5.2": 744,
@@ -84,6 +86,7 @@ BILLIONS = {
     "mimo-v2-flash": 309,
     "nemotron-3-nano-30b-a3b": 31.6,
     "nemotron-3-super-120b-a12b": 120,
+    "nemotron-3-ultra-550b-a55b": 550,
     "qwen3-coder-480b-a35b": 480,
     "qwen3-next-80b-a3b": 80,
     "qwen3.5-122b-a10b": 122,
@@ -96,6 +99,11 @@ BILLIONS = {
 @pytest.mark.parametrize("name", BILLIONS)
 def test_published_totals(name: str) -> None:
     assert catalog.model(name).parameters == pytest.approx(BILLIONS[name] * 1e9, rel=0.01)
+
+
+def test_a_published_total_of_two_digits() -> None:
+    """DeepSeek-V4-Pro's model card says 1.6T."""
+    assert f"{catalog.model('deepseek-v4-pro').parameters / 1e12:.1f}" == "1.6"
 
 
 @pytest.mark.slow
@@ -171,7 +179,7 @@ def test_cluster_figures_are_possible(name: str) -> None:
     assert gpu.fp8_flops in (gpu.bf16_flops, pytest.approx(2 * gpu.bf16_flops, rel=0.02))
     assert 40e9 < gpu.hbm_bytes < 310e9
     assert 0.5e12 < gpu.hbm_bandwidth_Bps < 10e12
-    assert 100 <= gpu.sms <= 304
+    assert 78 <= gpu.sms <= 304
     assert 1e-6 < gpu.kernel_s < 5e-6
     # a node's links are no slower than the network's, and going through host memory is slower than not
     assert spec.host.bandwidth_Bps < spec.intra.bandwidth_Bps

@@ -28,6 +28,10 @@ from tests.support.commands import run
         ("Qwen/Qwen3-Coder-30B-A3B-Instruct", "qwen3-30b-a3b", "bf16"),
         ("deepseek-ai/DeepSeek-V3.2-Speciale", "deepseek-v3.2", "fp8-block"),
         ("sgl-project/DeepSeek-V4-Flash-FP8", "deepseek-v4-flash", "fp8-block"),
+        ("sgl-project/DeepSeek-V4-Pro-FP8", "deepseek-v4-pro", "fp8-block"),
+        ("stepfun-ai/Step-3.7-Flash-FP8", "step-3.7-flash", "fp8-block"),
+        ("nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-NVFP4", "nemotron-3-ultra-550b-a55b", "nvfp4"),
+        ("Qwen/Qwen3-8B-FP8", "qwen3-8b", "fp8-block"),
         ("zai-org/GLM-4.7-FP8", "glm-4.6", "fp8"),
         ("zai-org/GLM-5-FP8", "glm-5", "fp8-block"),
         ("zai-org/GLM-5.3-FP8", "glm-5.2", "fp8-block"),
@@ -58,6 +62,7 @@ def test_an_id_says_the_format(hub_id: str, name: str, dtype: str) -> None:
         ("nvidia/GLM-5.2-NVFP4", ("qkv", "out", "mlp")),
         ("nvidia/Qwen3.5-397B-A17B-NVFP4", ("qkv", "out", "mlp")),
         ("nvidia/Gemma-4-31B-IT-NVFP4", ("qkv", "out")),
+        ("nvidia/Gemma-4-26B-A4B-NVFP4", ("qkv", "out", "mlp")),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.* is taken for")

@@ -458,11 +458,15 @@ def test_cluster_is_immutable() -> None:
     assert isinstance(catalog.cluster("h100-sxm"), ClusterSpec)
 
 
-@pytest.mark.parametrize("name", ["h20", "a100-pcie", "b300-pcie", "mi250x"])
+@pytest.mark.parametrize("name", ["h800", "a100-pcie", "b300-pcie", "mi250x"])
 def test_another_product_is_not_suggested(name: str) -> None:
     with pytest.raises(UnknownNameError) as caught:
         catalog.cluster(name)
     assert "did you mean" not in caught.value.hint
+
+
+def test_the_part_before_the_dash_is_a_whole_name() -> None:
+    assert [catalog.cluster(name).name for name in ("h20", "h200")] == ["h20-sxm", "h200-sxm"]
 
 
 def test_another_precision_is_not_suggested() -> None:

@@ -162,6 +162,12 @@ def test_profiles_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert (older.gemm["bf16"].beyond, older.gemm["fp8-block"].beyond) == ("transferred", "fitted")
     assert any("carried over" in note for source in older.sources for note in source.notes)
     assert set(older.moe.experts) == set(newer.moe.experts) != set()
+    # whose all-reduce under vLLM was measured
+    under_vllm = load_profile(tmp_path / "mi355x-vllm.json.gz")
+    assert {name: set(curves) for name, curves in under_vllm.collectives["all_reduce"].items()} == {
+        "one-shot": {8},
+        "two-shot": {8},
+    }
     save_profile(older, tmp_path / "again.json.gz")
     check_same(tmp_path / "mi300x.json.gz", tmp_path / "again.json.gz")
 
@@ -196,7 +202,9 @@ def test_an_answer_says_what_is_a_roofline(cluster: str, kind: str) -> None:
     for (source, _), seconds in standard.breakdown.sources_s.items():
         shares[source] += seconds / standard.request_s
     assert shares[kind] > 0.3
-    assert shares["roofline"] > 0.3
+    # all-reduces of eight MI355X were measured
+    assert shares["roofline"] + shares["measured"] > 0.3
+    assert (("measured", "all_reduce") in standard.breakdown.sources_s) == (cluster == "mi355x")
     carried = [
         text for text in prediction.confidence.warnings if text.startswith("GEMMs in bf16 were not measured on mi300x")
     ]

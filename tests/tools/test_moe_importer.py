@@ -16,7 +16,7 @@ from ladder_sim.costs.experts import ANY_LAYER
 from ladder_sim.costs.lookup import RatioTable
 from ladder_sim.costs.moe_file import read_moe
 from ladder_sim.costs.profile import MoeTables
-from ladder_sim.costs.profile_file import MOE_FOLDER, load_profile
+from ladder_sim.costs.profile_file import MOE_FOLDER, load_profile, shipped_profiles
 from ladder_sim.kernels import Experts
 from tests.support.profile_files import check_same
 from tools.profiles.aiconfigurator import ENGINES, SYSTEMS
@@ -157,7 +157,8 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for engine, slower in (("trtllm", 1.0), ("sglang", 2.0)):
             for phase in ("context", "generation"):
                 path = data / "mla" / engine / VERSIONS[engine] / f"{phase}_mla_perf.parquet"
-                write(path, mla_rows(phase, slower))
+                kernel = "flash_attention" if (system, engine) == ("h200_sxm", "sglang") else "trtllm_mla"
+                write(path, [{**row, "kernel_source": kernel} for row in mla_rows(phase, slower)])
         write(data / "comm" / "sglang" / "0.5.6.post2" / "wideep_deepep_ll_perf.parquet", deepep_rows())
         write(data / "comm" / "trtllm" / "1.3.0rc11" / "moe_a2a_perf.parquet", a2a_rows())
         write(data / "comm" / "trtllm" / "1.3.0rc10" / "trtllm_alltoall_perf.parquet", nvlink_rows())
@@ -293,6 +294,24 @@ def test_what_an_engine_has_not_measured_is_transferred(
     assert vllm.tables["mla_decode"]["fp8"].beyond == "transferred"
     mixtral = vllm.experts[Experts("fp8-block", 4096, 14336, 8, 2)]
     assert not mixtral.ratio(expert_tp=1, ep=1, tokens=64)[1]
+
+
+def test_prompts_in_the_absorbed_form_are_left_out(package: Path, measured: MoeMeasurements) -> None:
+    """Regression: SGLang's prompts of DeepSeek on Hopper had the arithmetic of decode, 3.4 times its servers'."""
+    hopper = read_moe_system("h200_sxm", load_profile("h200-sxm"), package)
+    for tables, prompts in ((measured.tables, {"sglang", "trtllm"}), (hopper.tables, {"trtllm"})):
+        assert {series.engine for series in tables["mla_prefill", "bf16"]} == prompts
+        assert {series.engine for series in tables["mla_decode", "bf16"]} == {"sglang", "trtllm"}
+    assert any("prompts in the absorbed form" in note for note in hopper.notes)
+
+
+@pytest.mark.parametrize("name", [name for name in shipped_profiles() if "a100" not in name])
+def test_prompts_of_latent_attention_take_less_than_the_absorbed_form_would(name: str) -> None:
+    """At the largest sizes, at the GPU's peak."""
+    for of, table in load_profile(name).moe.tables.get("mla_prefill", {}).items():
+        sizes = {axis: float(values[-1]) for axis, values in zip(table.names, table.axes, strict=True)}
+        absorbed = (2 * 512 + 64) / (128 + 64 + 128)
+        assert table.ratio(**sizes)[0] < absorbed, of
 
 
 def test_dispatch_is_measured_by_the_tokens_of_a_rank_in_each_files_own_unit(

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ladder_sim.costs.lookup import ErrorStats, RatioTable
+from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
 from ladder_sim.costs.profile import CalibrationProfile, MoeTables, ProfileSource
 from ladder_sim.costs.profile_file import MOE_FOLDER, SUFFIX, save_profile
 from ladder_sim.costs.table_parts import ideal_time_s
@@ -29,6 +29,7 @@ from ladder_sim.des.shared import Floats
 from ladder_sim.errors import UsageError, exit_code
 from ladder_sim.kernels import GEMM_FORMATS, TABLE_KINDS, Experts, Gpu
 from ladder_sim.specs import catalog
+from ladder_sim.specs.cluster import FULL_NODE
 from ladder_sim.system.arguments import Parser
 from ladder_sim_calibration.options import add_created
 from tools.profiles.aiconfigurator import KEEP, TARGET_ERROR
@@ -43,6 +44,13 @@ SYSTEMS = {"mi355x": ("gfx950", 256), "mi300x": ("gfx942", 304)}
 # GPU whose ratios hold for formats that were not tuned on another: of the fp8 blocks that both have, the MI355X's
 # ratios meet the MI300X's times within 7 %, where its rooflines are 64 % short
 CARRIED_FROM = {"mi300x": "mi355x"}
+# vLLM's custom all-reduce on eight GPUs, in bf16: microseconds by bytes; from 256 KiB on by two shots (vllm.toml)
+ALL_REDUCES = {
+    "mi355x": {
+        "one-shot": {24576: 6.3, 49152: 6.7, 98304: 7.6, 196608: 10.0},
+        "two-shot": {393216: 13.1, 786432: 16.0, 1572864: 24.2},
+    }
+}
 # formats of GEMMs by the names of files, first that fits, and the type of the weights where the file has others too.
 # 4-bit GEMMs (a4w4) are left out, because mxfp4 has inputs of 16 bits here; and fp8 blocks in an order of their own,
 # whose kernels take 14 % less time on half of the shapes
@@ -324,6 +332,33 @@ def make_profile(
     )
 
 
+def with_all_reduces(profile: CalibrationProfile, measured: Mapping[str, Mapping[int, float]]) -> CalibrationProfile:
+    """Return the profile of a GPU under vLLM: its own, with curves of vLLM's all-reduce on a full node."""
+    curves = {}
+    for name, times_us in measured.items():
+        sizes, seconds = np.array(list(times_us), np.float64), 1e-6 * np.array(list(times_us.values()))
+        inner = range(1, len(sizes) - 1)
+        others = [Curve(size_bytes=np.delete(sizes, at), seconds=np.delete(seconds, at)) for at in inner]
+        left = np.concatenate([each.seconds_at(sizes[at : at + 1])[0] for at, each in zip(inner, others, strict=True)])
+        errors = {"leave-one-out": ErrorStats.of(left, seconds[1:-1])}
+        curves[name] = {FULL_NODE: Curve(size_bytes=sizes, seconds=seconds, left_out=errors)}
+    source = ProfileSource(
+        what="vLLM's custom all-reduce on eight GPUs",
+        version="before #39080",
+        licence="Apache-2.0",
+        files=(),
+        citation="https://github.com/vllm-project/vllm/pull/39080",
+    )
+    return replace(
+        profile,
+        name=f"{profile.name}-vllm",
+        base=profile.name,
+        environment={**profile.environment, "all-reduce": "vllm before #39080"},
+        sources=(*profile.sources, source),
+        collectives={"all_reduce": curves},
+    )
+
+
 def main(argv: Sequence[str]) -> int:
     """Make the profiles of all systems; returns the exit code."""
     parser = Parser(prog="python -m tools.profiles.aiter", description=__doc__)
@@ -340,6 +375,9 @@ def _make(options: argparse.Namespace) -> None:
         other = made.get(CARRIED_FROM.get(system, ""))
         profile = made[system] = make_profile(system, rows, created=options.created, other=other)
         save_profile(profile, options.out / f"{system}{SUFFIX}")
+        if system in ALL_REDUCES:
+            under_vllm = with_all_reduces(profile, ALL_REDUCES[system])
+            save_profile(under_vllm, options.out / f"{under_vllm.name}{SUFFIX}")
         rows = [row for row in read_rows(options.source, "moe.csv.gz", system) if _operands(row) in EXPERT_FORMATS]
         source = source_of(
             "experts, whose tokens choose evenly: taken for the imbalance of other measurements",

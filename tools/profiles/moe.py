@@ -63,9 +63,12 @@ COPIES = {"h200_sxm": "h100_sxm"}
 # systems on which TensorRT-LLM's latent attention does not split the context: 4,095 tokens of one sequence take as long
 # as those of 16, and eight times as long as in SGLang
 WITHOUT_SPLIT_KV = ("a100_sxm", "l40s", "rtx_pro_6000_server")
-# engine by whose kernels of latent attention others are priced, and on those systems: vLLM's are measured as whole
-# modules, launches included
+# engine by whose kernels of latent attention others are priced, and of decode on those systems: vLLM's are measured as
+# whole modules, launches included
 MLA_OF = ("trtllm", "sglang")
+# kernels of SGLang with which prompts were measured in the absorbed form, 5.5 to 17 times the expanded one's roofline.
+# Its servers expand prompts without a cached beginning (SGLang 0.5.9, deepseek_common/attention_backend_handler.py)
+ABSORBED = ("flash_attention", "triton")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +104,7 @@ def read_moe_system(system: str, profile: CalibrationProfile, source: Path | Non
     files = package.SystemFiles(system, source)
     experts, with_mxfp8 = _read_experts(files)
     tables, dispatches = _read_latent(files), _read_dispatches(files)
-    latent = _latent_tables(tables, _mla_of(system), profile.reference)
+    latent = _latent_of_gpu(tables, system, profile.reference)
     mixing = read_mixing(files, replace(profile, read_moe=lambda: MoeTables(tables=latent)))
     return MoeMeasurements(
         system=system,
@@ -166,6 +169,9 @@ def _read_latent(files: package.SystemFiles) -> dict[tuple[Kind, str], list[Seri
     for kind, phase in phases.items():
         for label, path in package.newest_files(files.data / "mla", f"{phase}_mla_perf.parquet"):
             columns = _read(files, label, path)
+            if kind == "mla_prefill" and np.isin(columns.get("kernel_source", ""), ABSORBED).any():
+                files.notes.append(f"without {files.read.pop()}: prompts in the absorbed form, which servers expand")
+                continue
             for kv_dtype in KV_BYTES:
                 tables[kind, kv_dtype].append(parquet.mla_series(label, columns, kind, kv_dtype))
     for label, path in package.newest_files(files.data / "mla_bmm", "mla_bmm_perf.parquet"):
@@ -220,7 +226,7 @@ def make_moe(measured: MoeMeasurements, profile: CalibrationProfile) -> MoeTable
     return MoeTables(
         experts={**experts, **_factors(measured.experts)},
         tables={
-            **_latent_tables(measured.tables, _mla_of(measured.system), reference),
+            **_latent_of_gpu(measured.tables, measured.system, reference),
             **mixing_tables(measured.mixing, "", reference),
         },
         left_out=left_out,
@@ -258,8 +264,12 @@ def _as_run(measured: MoeMeasurements, key: Experts, engine: str) -> Series | No
     return replace(own, points=points, seconds=seconds[first])
 
 
-def _mla_of(system: str) -> str:
-    return MLA_OF[system in WITHOUT_SPLIT_KV]
+def _latent_of_gpu(
+    measured: Mapping[tuple[Kind, str], list[Series]], system: str, reference: Gpu
+) -> dict[Kind, dict[str, RatioTable]]:
+    """Return the tables of latent attention and its projections for engines without their own."""
+    first, split = (_latent_tables(measured, engine, reference) for engine in MLA_OF)
+    return {**split, "mla_prefill": first["mla_prefill"]} if system in WITHOUT_SPLIT_KV else first
 
 
 def _latent_tables(
