@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
+from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple, Self
 
@@ -55,27 +55,22 @@ class Loop:
     """The steps of one variant with any requests in them, and the request that they serve.
 
     `passes` are simulated steps, by the names of `Requests.passes`. What prompts add to a step is the same next to
-    fewer requests. `usual` are those of standard with links as the catalogue has them, by which requests are scheduled.
+    fewer requests.
     """
 
-    def __init__(
-        self,
-        load: Requests,
-        stack: Stack,
-        passes: Mapping[str, ForwardPass],
-        usual: Mapping[str, ForwardPass],
-        *,
-        scenario: Scenario,
-    ) -> None:
-        self.load, self.stack, self.passes, self.usual, self.scenario = load, stack, passes, usual, scenario
+    def __init__(self, load: Requests, stack: Stack, passes: Mapping[str, ForwardPass], *, scenario: Scenario) -> None:
+        self.load, self.stack, self.passes, self.scenario = load, stack, passes, scenario
         self.decoding = load.decoding
         # from the start of a lane's step to that of its next one, without the CPU's part
         self._trips = {name: step.round_trips(load.lanes) for name, step in passes.items()}
         self.seconds = {name: step.seconds * self._trips[name] for name, step in passes.items()}
 
-    def request(self, variant: str) -> ServedRequest:
-        """Return the times of a request on average."""
-        load, served = self.load, self._served()
+    def request(self, variant: str, usual: "Loop") -> ServedRequest:
+        """Return the times of a request on average, of clients that meet as with the `usual` steps.
+
+        These are standard's, with links as the catalogue has them.
+        """
+        load, served = self.load, self._served(usual.times)
         further_s = (load.gen - 1) * served.tpot_s
         # what the GPUs run in a step, on average
         steps = self._steps(served, served.prompt_steps)
@@ -102,11 +97,9 @@ class Loop:
         host_s: Number = self.stack.host_request_s * decoding + host_step_s(self.scenario, self.stack)
         return host_s
 
-    def _served(self) -> Served:
+    def _served(self, usual: "_Times") -> Served:
         """Serve requests one step after the other, for each configuration."""
-        load = self.load
-        own, usual = self._times(self.passes), self._times(self.usual)
-        tokens = load.tokens
+        load, own, tokens = self.load, self.times, self.load.tokens
         groups: list[Mapping[str, Number]] = [
             self.decoding,
             tokens,
@@ -117,8 +110,9 @@ class Loop:
             {"prompt": load.prompt, "steps": load.gen - 1, "slots": maximum(load.kv_slots / load.lanes, 1.0)},
         ]
         values = [value for group in groups for value in group.values()]
-        served = []
-        for row in zip(*(column.ravel().tolist() for column in np.broadcast_arrays(*values)), strict=True):
+        served, several = [], any(isinstance(value, np.ndarray) for value in values)
+        columns = (column.ravel().tolist() for column in (np.broadcast_arrays(*values) if several else ()))
+        for row in zip(*columns, strict=True) if several else [[np.asarray(value).item() for value in values]]:
             given = iter(row)
             numbers, chunks, *times, cold, front_end, clients, sizes = (
                 {name: next(given) for name in group} for group in groups
@@ -136,16 +130,17 @@ class Loop:
                 **sizes,
             )
             served.append(one)
-        if not any(isinstance(value, np.ndarray) for value in values):
+        if not several:
             return served[0]
         return Served(**{each.name: np.array([getattr(one, each.name) for one in served]) for each in fields(Served)})
 
-    def _times(self, passes: Mapping[str, ForwardPass]) -> "_Times":
-        """Return what steps take that decode, with the CPU's part, and what prompts add to a step."""
-        load = self.load
-        trips = {name: step.round_trips(load.lanes) for name, step in passes.items()}
-        seconds = {name: step.seconds * trips[name] for name, step in passes.items()}
-        alone_s = {name: sum(passes[name].seconds_alone.values()) * trips[name] for name in ("idle", *load.tokens)}
+    @cached_property
+    def times(self) -> "_Times":
+        """What steps take that decode, with the CPU's part, and what prompts add to a step."""
+        load, seconds = self.load, self.seconds
+        alone_s = {
+            name: sum(self.passes[name].seconds_alone.values()) * self._trips[name] for name in ("idle", *load.tokens)
+        }
         # launches by the CPU limit a step in part, or as a whole
         launched = {name: each_s < _LAUNCHED * seconds[name] for name, each_s in alone_s.items()}
         kernels_s = {name: where(launched[name], each_s, seconds[name]) for name, each_s in alone_s.items()}
@@ -187,11 +182,7 @@ class Loop:
             steps = Steps.between(decode_s, added_s, most=number, mixed=mixed, cold=cold, least_s=least_s)
             # one client meets nobody, whom lengths of its own would keep apart
             how: dict[str, Any] = {"spread": workload.spread if number > 1 else 0.0, "rounds": workload.rounds}
-            simulated = partial(simulate, steps, scheduling, concurrency=number, **how, **sizes)
-            lasting = simulated(lengths=lengths)
-            if own_lengths == lengths:
-                return lasting
-            return simulated(lengths=own_lengths).lasting(lasting, sizes["steps"])
+            return simulate(steps, scheduling, concurrency=number, lengths=lengths, own=own_lengths, **how, **sizes)
 
         lanes = [(share, served(number)) for number, share in shares.items() if share]
         return Served(

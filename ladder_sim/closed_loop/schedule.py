@@ -79,6 +79,11 @@ class Clients(NamedTuple):
     uneven: float = 0.0
     """Share of the time in the front end that grows with the prompt."""
 
+    @property
+    def longest(self) -> float:
+        """Longest time of a request in the front end over the mean one."""
+        return 1.0 + self.uneven * (self.spread + 0.5 / self.prompt)
+
 
 class Lengths(NamedTuple):
     """How long steps take, in any unit: linear between those that are given."""
@@ -110,6 +115,13 @@ class Lengths(NamedTuple):
         low, high = self.tokens[number - 1 : number + 1]
         shorter, longer = self.prompts[number - 1 : number + 1]
         return shorter + (tokens - low) / (high - low) * (longer - shorter)
+
+    def within(self, plan: "Schedule", outside: float) -> NDArray[np.float64]:
+        """Return for each run of a schedule how many steps like its own pass in so long."""
+        lengths = np.interp(plan.decodes, self.requests, self.decode)
+        added = np.interp(plan.held, self.tokens, self.prompts) * np.maximum(plan.held / self.tokens[-1], 1.0)
+        lengths[plan.prompts] = np.maximum(lengths[plan.prompts] + added, self.least)
+        return outside / np.maximum(lengths, _SHORTEST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -210,7 +222,7 @@ def schedule(scheduling: Scheduling, clients: Clients, lengths: Lengths, delay: 
     running = decoding = decoded = 0
     now = seen = 0.0
     mixed, chunked, ahead = scheduling.mixed_steps, scheduling.chunked_prompts, scheduling.ahead
-    poll, step_tokens = scheduling.poll_steps, scheduling.step_tokens
+    poll, step_tokens, least = scheduling.poll_steps, scheduling.step_tokens, lengths.least
     # steps since the engine looked for new requests
     unpolled = 0
     settled = settled_answers = 0
@@ -221,8 +233,8 @@ def schedule(scheduling: Scheduling, clients: Clients, lengths: Lengths, delay: 
         # what the step holds
         held = 0
         first = []
-        room = step_tokens - decoding if mixed else step_tokens
-        while waiting and room > 0:
+        room = 0 if not waiting else step_tokens - decoding if mixed else step_tokens
+        while room > 0 and waiting:
             number = waiting[0]
             tokens = left[number]
             if tokens > room and held and not chunked:
@@ -232,7 +244,7 @@ def schedule(scheduling: Scheduling, clients: Clients, lengths: Lengths, delay: 
                     break
                 running += 1
                 admitted[number] = len(runs)
-            part = min(tokens, room)
+            part = tokens if tokens < room else room
             left[number] = tokens - part
             room -= part
             held += part
@@ -242,7 +254,9 @@ def schedule(scheduling: Scheduling, clients: Clients, lengths: Lengths, delay: 
         length = alone[decodes]
         if held:
             unpolled, count = 0, 1
-            length = max(length + lengths.added(held), lengths.least)
+            length += lengths.added(held)
+            if length < least:
+                length = least
         elif decodes:
             # as many like it until one ends, or comes
             count = ending[0][0] - decoded

@@ -150,10 +150,16 @@ def _serve(
     stack = costs.hardware.stack
     if not load.further_tokens:
         return {name: _of_one_token(name, load, stack, *passes) for name, passes in simulated.items()}
-    met = simulated if usual is costs else forward_passes(scenario, ["standard"], usual, list(steps.values()))
-    named = {name: dict(zip(steps, passes, strict=True)) for name, passes in simulated.items()}
-    standard = dict(zip(steps, met["standard"], strict=True))
-    return {name: Loop(load, stack, named[name], standard, scenario=scenario).request(name) for name in variants}
+
+    def loop(passes: Sequence[ForwardPass]) -> Loop:
+        return Loop(load, stack, dict(zip(steps, passes, strict=True)), scenario=scenario)
+
+    loops = {name: loop(passes) for name, passes in simulated.items()}
+    if usual is costs:
+        met = loops["standard"]
+    else:
+        met = loop(forward_passes(scenario, ["standard"], usual, list(steps.values()))["standard"])
+    return {name: loops[name].request(name, met) for name in variants}
 
 
 def _of_one_token(variant: str, load: Requests, stack: Stack, prefill: ForwardPass) -> ServedRequest:

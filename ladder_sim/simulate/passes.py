@@ -31,7 +31,7 @@ from ladder_sim.graph.pass_kernels import kernels_of
 from ladder_sim.graph.techniques import form, rewrites_of
 from ladder_sim.kernels import WHOLE, Phase, Sizes
 from ladder_sim.simulate.breakdown import Breakdown, Collective, PathSums, SimulatedOp, collectives, simulated_ops
-from ladder_sim.simulate.lower import COMPUTE, Schedule, lower, op_times, schedule_pass
+from ladder_sim.simulate.lower import COMPUTE, Lead, Schedule, lower, op_times, schedule_pass
 from ladder_sim.specs.cluster import GpuSpec
 from ladder_sim.specs.scenario import Scenario
 
@@ -99,7 +99,7 @@ class ForwardPass:
     def seconds(self) -> Number:
         """Start to end."""
         if self.schedule.order.serial and self.engine == "fast":
-            return _serial_s(self.schedule, self.estimates(self.schedule), self.hardware)
+            return self._serial_s(eager=self.schedule.eager)
         *ran, seconds = self._run()
         if not isinstance(seconds, np.ndarray):
             self._ran = ran
@@ -108,13 +108,12 @@ class ForwardPass:
     @cached_property
     def path(self) -> Breakdown | PathSums:
         """What its error depends on."""
+        serial = self.schedule.order.serial and self.engine == "fast"
+        # launches hold back nothing but the first op
+        if serial and not any_true(self.seconds > (1.0 + STEADY) * self._serial_s(eager=False)):
+            return PathSums.in_turn(self.schedule, self.estimates(self.schedule), self._op_times[0])
         if not isinstance(self.seconds, np.ndarray):
             return self.breakdown
-        schedule = self.schedule
-        if schedule.order.serial and self.engine == "fast":
-            durations_s, _, launch_s = op_times(schedule, self.estimates(schedule), self.hardware)
-            if not schedule.eager or not any_true(launch_s > 0.0):
-                return PathSums.in_turn(schedule, self.estimates(schedule), durations_s)
         if not self._sums:
             self._follow = True
             self._run()
@@ -154,7 +153,7 @@ class ForwardPass:
         """Part of its time that the slowest pipeline stage takes, by what the ops of each take one by one."""
         if not self.schedule.order.stages:
             return 1.0
-        durations_s, leads_s, _ = op_times(self.schedule, self.estimates(self.schedule), self.hardware)
+        durations_s, leads_s, _ = self._op_times
         stages_s = [
             sum(count * (durations_s[like] + leads_s[lead]) for (like, lead), count in stage.items())
             for stage in self.schedule.order.stages
@@ -167,6 +166,13 @@ class ForwardPass:
         Once, unless its slowest stage has more to do for all of them.
         """
         return maximum(1.0, passes * self.slowest_stage)
+
+    @cached_property
+    def _op_times(self) -> tuple[list[Number], dict[Lead, Number], Number]:
+        return op_times(self.schedule, self.estimates(self.schedule), self.hardware)
+
+    def _serial_s(self, *, eager: bool) -> Number:
+        return _serial_s(self.schedule, self.estimates(self.schedule), *self._op_times, eager=eager)
 
     @property
     def priced(self) -> list[tuple[Op, Estimate]]:
@@ -268,7 +274,7 @@ class ForwardPass:
     def seconds_alone(self) -> Mapping[str, Number]:
         """Seconds of all ops of each kind one after the other, with what holds their stream before them."""
         schedule = self.schedule
-        durations_s, leads_s, _ = op_times(schedule, self.estimates(schedule), self.hardware)
+        durations_s, leads_s, _ = self._op_times
         seconds: dict[str, Number] = defaultdict(float)
         for (like, lead), count in schedule.order.spans.items():
             kind = self.distinct(schedule)[like].kind
@@ -393,17 +399,23 @@ def simulate(
     return passes[scenario.variant][0]
 
 
-def _serial_s(schedule: Schedule, estimates: Sequence[Estimate], hardware: Hardware) -> Number:
-    """Return the seconds of a pass in which nothing overlaps: its ops and their leads together.
+def _serial_s(
+    schedule: Schedule,
+    estimates: Sequence[Estimate],
+    durations_s: Sequence[Number],
+    leads_s: Mapping[Lead, Number],
+    launch_s: Number,
+    *,
+    eager: bool,
+) -> Number:
+    """Return the seconds of a pass in which nothing overlaps, from `op_times`: its ops and their leads together.
 
     Where the CPU launches op after op, the pass also lasts as long as any op's launch and everything from that op on.
     Over equal layers that sum is linear, so that it is largest in the first or the last of them, which are both there.
     """
-    durations_s, leads_s, launch_s = op_times(schedule, estimates, hardware)
-    for lead in leads_s:
-        if lead.stream == COMPUTE and lead.waits and lead.collective >= 0:
-            leads_s[lead] = leads_s[lead] + estimates[lead.collective].wake_s
-    if not schedule.eager:
+    woken = [lead for lead in leads_s if lead.stream == COMPUTE and lead.waits and lead.collective >= 0]
+    leads_s = {**leads_s, **{lead: leads_s[lead] + estimates[lead.collective].wake_s for lead in woken}}
+    if not eager:
         held_s = sum((count * leads_s[lead] for (_, lead), count in schedule.order.spans.items()), start=launch_s)
         return sum((count * durations_s[like] for (like, _), count in schedule.order.spans.items()), start=held_s)
     spans_s = [durations_s[like] + leads_s[lead] for like, lead in schedule.order.spans]

@@ -72,10 +72,8 @@ class Request:
         return steps[len(steps) // 2] if steps else None
 
     @cached_property
-    def path(self) -> Breakdown | PathSums:
+    def path(self) -> PathSums:
         """What its error depends on, of one configuration or of several."""
-        if not isinstance(self.request_s, np.ndarray):
-            return self.breakdown
         return PathSums.total([(step.path, times) for step, times in self.passes])
 
     @cached_property

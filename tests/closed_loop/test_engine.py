@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ladder_sim.closed_loop.engine import FrontEnd, Served, Steps, simulate
-from ladder_sim.closed_loop.schedule import Scheduling
+from ladder_sim.closed_loop.schedule import Scheduling, schedule
 
 MILLISECONDS = st.floats(0.1, 200.0).map(lambda value: value * 1e-3)
 CONCURRENCIES = st.integers(1, 64)
@@ -67,6 +67,41 @@ def test_faster_steps_lengthen_no_request(
     load |= {"front_end": FrontEnd(outside_s), "lengths": times.lengths}
     before_s, after_s = (cycle_s(simulate(each, scheduling(mixed=mixed), **load), steps) for each in (times, faster))
     assert after_s <= 1.01 * before_s
+
+
+LOAD: dict[str, Any] = {"concurrency": 16, "prompt": 1024, "steps": 100, "slots": 1e9}
+TIMES = Steps(decode_s=[0.01] * 17, tokens=[16, BUDGET], added_s=[0.001, 0.4])
+
+
+def test_requests_that_all_come_within_a_step_meet_alike_and_are_scheduled_once() -> None:
+    """Regression: a schedule of those who come at once was made next to it, and both gave the same times."""
+    schedule.cache_clear()
+    short, shorter = (simulate(TIMES, scheduling(mixed=True), front_end=FrontEnd(s), **LOAD) for s in (4e-3, 1e-3))
+    assert schedule.cache_info().misses == 1
+    at_once = simulate(TIMES, scheduling(mixed=True), front_end=FrontEnd(1e-9), **LOAD)
+    for served in (short, shorter):
+        assert served.tpot_s == pytest.approx(at_once.tpot_s, rel=1e-9)
+        # what is left of the step in which a request comes is waited for in any case
+        assert served.ttft_s - served.front_end_s <= at_once.ttft_s
+
+
+@pytest.mark.parametrize("outside_s", [4e-3, 0.021, 0.15])
+@pytest.mark.parametrize(("longer", "schedules"), [(1.0004, 0), (3.0, 1)])
+def test_lengths_of_their_own_schedule_requests_again_where_they_meet_others(
+    outside_s: float, longer: float, schedules: int
+) -> None:
+    """Regression: wirings whose steps differ by a digit had schedules of their own, whoever comes in which step."""
+    schedule.cache_clear()
+    given, front_end = TIMES.lengths, FrontEnd(outside_s)
+    usual = simulate(TIMES, scheduling(mixed=True), front_end=front_end, **LOAD)
+    before = schedule.cache_info().misses
+    prompts = tuple(longer * each for each in given.prompts)
+    own = given._replace(decode=tuple(longer * each for each in given.decode[:-1]) + given.decode[-1:], prompts=prompts)
+    served = simulate(TIMES, scheduling(mixed=True), front_end=front_end, own=own, **LOAD)
+    made = schedule.cache_info().misses - before
+    assert min(made, 1) == schedules * (outside_s > 0.01)
+    assert cycle_s(served, 100) == pytest.approx(cycle_s(usual, 100), rel=1e-9)
+    assert served.tpot_s == pytest.approx(usual.tpot_s, rel=0.1 if made else 1e-9)
 
 
 @given(step_times(), STEPS, st.booleans())

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from ladder_sim.costs.kernels import CostModel, KernelCosts
 from ladder_sim.graph.ops import COLLECTIVE_KINDS
 from ladder_sim.kernels import Phase
+from ladder_sim.prediction import resolve_profile
+from ladder_sim.simulate.breakdown import PathSums
 from ladder_sim.simulate.passes import ForwardPass, simulate
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
@@ -32,6 +34,23 @@ WIRINGS = (
 def step_s(variant: str, costs: NamedCosts, spec: StackSpec | None = None) -> float:
     scenario = Scenario(model=shallow(LAYERS), tp=4, variant=variant, stack=spec or bare_stack())
     return simulate(scenario, "decode", 1025, NamedCosts(costs.seconds, spec)).seconds
+
+
+@pytest.mark.parametrize("stack", ["gpt-fast", "vllm", "trtllm"])
+@pytest.mark.parametrize("variant", ["standard", "parallel", "upper-bound"])
+def test_what_errs_where_nothing_overlaps_needs_no_timeline(stack: str, variant: str) -> None:
+    """Its sums along the critical path are those of the timeline, also where launches hold ops back."""
+    sums = []
+    for phase, prompt in product(PHASES, (16, 4096)):
+        scenario = Scenario(model="8b", tp=8, stack=stack, variant=variant, prompt=prompt)
+        profile = resolve_profile(scenario, None)
+        step = simulate(scenario, phase, prompt + 1, KernelCosts(scenario, profile))
+        path, parts = step.path, step.breakdown
+        sums.append(isinstance(path, PathSums))
+        assert path.errors_s == pytest.approx(parts.errors_s, rel=RTOL)
+        assert path.collectives_s == pytest.approx(parts.collectives_s, rel=RTOL)
+        assert path.exposed_comm_s == pytest.approx(parts.exposed_comm_s, rel=RTOL, abs=1e-15)
+    assert sum(sums) >= 2
 
 
 # closed forms
