@@ -32,8 +32,6 @@ class TraceInfo(Answer):
     """Number of ops that `explain` lists."""
     spread: bool = False
     """Whether tables show the spread of each op's time."""
-    modules: bool = False
-    """Whether tables show the time of modules and ranges."""
 
     @property
     def runs(self) -> Mapping[str, TraceGraph]:
@@ -162,10 +160,10 @@ class Trace:
         """The named step, or the whole run."""
         return self.graph if self._step is None else choose_step(self.graph, self._step)
 
-    def info(self, *, top: int = 15, spread: bool = False, modules: bool = False) -> TraceInfo:
+    def info(self, *, top: int = 15, spread: bool = False) -> TraceInfo:
         """Sum up ops by time, communication and the critical path."""
         graph = self.part
-        return TraceInfo(graph=graph, totals=summarize_run(graph), top=top, spread=spread, modules=modules)
+        return TraceInfo(graph=graph, totals=summarize_run(graph), top=top, spread=spread)
 
     def replay(self, changes: Changes = UNCHANGED, *, no_communication: bool = False) -> TraceReplay:
         """Run the recorded graph through the simulator, and again with changes, if there are any."""
