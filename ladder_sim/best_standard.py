@@ -12,7 +12,7 @@ from ladder_sim.confidence.runs import RUN_NOISE, is_faster
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.memory import memory_use
 from ladder_sim.costs.profile import CalibrationProfile
-from ladder_sim.errors import LadderSimError
+from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.specs.legal_plans import legal_plans
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
@@ -148,7 +148,11 @@ def _standard(scenario: Scenario, profile: CalibrationProfile | None) -> Confide
     memory = memory_use(scenario)
     if not memory.fits:
         return None
-    costs = KernelCosts(scenario, profile)
+    try:
+        costs = KernelCosts(scenario, profile)
+    except UsageError:
+        # the all-reduce asked for does not run there
+        return None
     return Confidence(scenario, simulate_request(scenario, [STANDARD], costs), costs, memory)
 
 

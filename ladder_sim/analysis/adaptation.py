@@ -99,10 +99,7 @@ def adaptation(predictions: Predictions, variant: str, tokens: float | None = No
     if not 0 < tokens < 1e15:
         raise UsageError(f"tokens {tokens:g}: must be above 0 and below 1e15", hint="for example 3e9")
     return Adaptation(
-        tokens=tokens,
-        published_tokens=source,
-        serving=predictions[quality.wiring],
-        standard=predictions["standard"],
+        tokens=tokens, published_tokens=source, serving=predictions[quality.wiring], standard=predictions["standard"]
     )
 
 

@@ -15,14 +15,7 @@ from ladder_sim.costs.memory import fit_error, memory_use, total_bytes
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.des.shared import Floats
 from ladder_sim.display.labels import load_label
-from ladder_sim.errors import (
-    InfeasibleError,
-    MemoryFitError,
-    ProfileError,
-    UnknownNameError,
-    UsageError,
-    reason,
-)
+from ladder_sim.errors import InfeasibleError, MemoryFitError, ProfileError, UnknownNameError, UsageError, reason
 from ladder_sim.prediction import own_variant, resolve_profile, where_measured
 from ladder_sim.quality.published import quality_of
 from ladder_sim.specs import catalog

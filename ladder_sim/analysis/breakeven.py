@@ -208,9 +208,7 @@ def breakeven(
             value = _close_in(speedup.value, target, (start, end), whole=whole)
             crossings.append(
                 Crossing(
-                    value=value,
-                    direction="rising" if right > left else "falling",
-                    speedup=speedup.interval(value),
+                    value=value, direction="rising" if right > left else "falling", speedup=speedup.interval(value)
                 )
             )
     sure = tuple(_sure(speedup, target, [(value, low) for value, _, low in tried], whole=whole))
@@ -260,8 +258,7 @@ def _gain(given: float | str) -> float:
         gain = math.nan
     if isinstance(given, str) and not percentage and gain > 1.0:
         raise UsageError(
-            f"gain {given}: must have a percent sign, or be a share from 0 to 1",
-            hint=f"write {given}%; 0.1 is 10%",
+            f"gain {given}: must have a percent sign, or be a share from 0 to 1", hint=f"write {given}%; 0.1 is 10%"
         )
     if not -1.0 < gain <= MAX_GAIN:
         raise UsageError(

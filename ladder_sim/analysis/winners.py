@@ -1,4 +1,4 @@
-"""Which technique and which wiring gain most, by the latency of the links and the number of requests."""
+"""The map of `versus --map`: which technique and which wiring gain most, by latency of links and number of requests."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

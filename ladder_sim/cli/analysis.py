@@ -128,8 +128,7 @@ def compare(
 
 
 def sensitivity(
-    context: typer.Context,
-    step: Annotated[float, in_asked(help="Change of each figure in percent.")] = 10.0,
+    context: typer.Context, step: Annotated[float, in_asked(help="Change of each figure in percent.")] = 10.0
 ) -> None:
     """Change each hardware figure and cost a little, and report how time and speedup change."""
     from ladder_sim.analysis import sensitivity as analysis

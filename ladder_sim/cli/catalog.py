@@ -114,12 +114,7 @@ def _settings(model: str | None, cluster: str | None, stack: str | None) -> "tup
     from ladder_sim.report.console import table
     from ladder_sim.report.settings import settings_document, settings_report
 
-    scenario = Scenario(
-        model=model or DEFAULTS["model"],
-        cluster=cluster or DEFAULTS["cluster"],
-        stack=stack,
-        tp=1,
-    )
+    scenario = Scenario(model=model or DEFAULTS["model"], cluster=cluster or DEFAULTS["cluster"], stack=stack, tp=1)
     columns = ("parameter", "default", "meaning", "commands")
     report = Group(
         settings_report(scenario), Text(), table(columns, knob_rows(), left=len(columns), wrapped=columns[2:])

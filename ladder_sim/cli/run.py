@@ -40,8 +40,7 @@ class Bench:
         str, typer.Option(help="Folder of a checkpoint; with --bench also an alias, catalog id or config.json.")
     ]
     variant: Annotated[
-        list[str] | None,
-        typer.Option(help="Any wiring, as in predict; repeatable, commas allowed."),
+        list[str] | None, typer.Option(help="Any wiring, as in predict; repeatable, commas allowed.")
     ] = None
     stack: Annotated[
         str | None, typer.Option(help="With --bench: gpt-fast, vllm, trtllm, sglang or a stack .toml.")
@@ -223,7 +222,6 @@ COMMANDS = {
     "fit": "Make a profile of the samples that `calibrate run` took.",
     "check": "Measure this machine, predict every wiring from it, run them all, and compare.",
     "diff": "Compare the times of two profiles.",
-    "export": "Write a profile's measurements as CSV.",
     "import": "Make a profile or a fabric file of a log of nccl-tests.",
     "fit-stack": "Fit a stack's figures that microbenchmarks cannot see to a few of its end-to-end runs.",
     "fit-steps": "Fit times of steps to the log of a running vLLM server, for `serve --steps`.",

@@ -149,9 +149,7 @@ def import_(files: Files, save: Annotated[Path, typer.Option(help="File to write
 
 @trace.command(cls=flags.with_flags(Part))
 def chakra(
-    context: typer.Context,
-    files: Files,
-    folder: Annotated[Path, typer.Option(help="Folder to write into.")],
+    context: typer.Context, files: Files, folder: Annotated[Path, typer.Option(help="Folder to write into.")]
 ) -> None:
     """Write Chakra execution traces, one for each rank, for ASTRA-sim and other simulators."""
     from ladder_sim.traces.chakra import write_chakra
@@ -169,12 +167,9 @@ def info(
     spread: Annotated[
         bool, typer.Option("--spread", help="Show each op's share, shortest, longest time and deviation.")
     ] = False,
-    modules: Annotated[
-        bool, typer.Option("--modules", help="Show the time of modules, if the profiler recorded them, and of ranges.")
-    ] = False,
 ) -> None:
     """Show ops by time, hidden and exposed communication, and the critical path."""
-    answer = flags.of_context(Part, context).of(files).info(top=top, spread=spread, modules=modules)
+    answer = flags.of_context(Part, context).of(files).info(top=top, spread=spread)
     flags.of_context(Written, context).give(answer, answer.runs)
 
 

@@ -28,8 +28,7 @@ def validate(
         ),
     ] = DEFAULT_DATASET,
     level: Annotated[
-        str,
-        typer.Option(help="Evidence behind the predictions: roofline, microbench, protocol-a, protocol-b, or all."),
+        str, typer.Option(help="Evidence behind the predictions: roofline, microbench, protocol-a, protocol-b, or all.")
     ] = "all",
     max_error: Annotated[
         str | None,

@@ -25,8 +25,9 @@ from ladder_sim.specs.workload import ROUNDS, SPREAD
 # over how long the power limit and the heat of a GPU average, seconds: the same servings err by 5.6 % in TPOT with 1,
 # by 5.4 % with 10, and by 0.1 points less with 30
 POWER_S = 10.0
-# decode steps that a front end is simulated with: hardly any, and in the middle of one. Times are linear between them
-_DELAYS = (1e-6, 0.5, 1.5, 2.5, 3.5, *((steps << power) - 0.5 for power in range(60) for steps in (5, 6, 7, 8)))
+# decode steps that a front end is simulated with: hardly any, and in the middle of one. Times are linear between them,
+# and a longer front end, next to which those in the engine are lost in rounding, only adds its own time
+_DELAYS = (1e-6, 0.5, 1.5, 2.5, 3.5, *((steps << power) - 0.5 for power in range(30) for steps in (5, 6, 7, 8)))
 # of a step: requests that are in the front end for as many steps, but for this, meet alike. TTFT and TPOT of 168 random
 # answers move by 0.03 % at most with it
 _ALIKE = 0.02
@@ -174,9 +175,11 @@ class _Priced(NamedTuple):
     """What prompts added to steps."""
     tokens_s: float
     """Times of the steps that decode for each of the tokens, without prompts."""
+    delay: float
+    """Decode steps that requests are in the front end for."""
 
     @classmethod
-    def of(cls, plan: Schedule, times: Steps) -> Self:
+    def of(cls, plan: Schedule, times: Steps, delay: float) -> Self:
         """Return what the steps of a schedule take."""
         alone_s, prompts = np.asarray(times.decode_s)[plan.decodes], plan.prompts
         added_s = times.added(plan.held)
@@ -186,9 +189,8 @@ class _Priced(NamedTuple):
         added_s = np.maximum(added_s, times.least_s - runs_s[prompts])
         runs_s[prompts] += added_s
         tokens_s = float((plan.steps * plan.decodes) @ alone_s)
-        return cls(
-            plan, runs_s, ClientTimes(*(plan.times @ runs_s).tolist()), float(plan.steps[prompts] @ added_s), tokens_s
-        )
+        times_s, prompts_s = ClientTimes(*(plan.times @ runs_s).tolist()), float(plan.steps[prompts] @ added_s)
+        return cls(plan, runs_s, times_s, prompts_s, tokens_s, delay)
 
     def front_end_s(self, front_end: FrontEnd) -> float:
         """Return the time of a request in the front end."""
@@ -198,12 +200,12 @@ class _Priced(NamedTuple):
         """Return by how much requests leave the front end later than they should."""
         return float(self.times_s.outside / (self.plan.requests - self.plan.begun)) - self.front_end_s(front_end)
 
-    def waits_s(self, front_end_s: float) -> NDArray[np.float64]:
-        """Return the time to first token of each request."""
+    def waits_s(self, front_end_s: float, late_s: float) -> NDArray[np.float64]:
+        """Return the time to first token of each request, without a time by which all are late."""
         passed_s = np.concatenate([[0.0], np.cumsum(self.runs_s)])
         # first requests were sent at the beginning, but for their front end
         waits_s: NDArray[np.float64] = passed_s[self.plan.first] - passed_s[self.plan.sent]
-        waits_s += front_end_s * self.plan.begins
+        waits_s += np.where(self.plan.begins, front_end_s, -late_s)
         return waits_s
 
 
@@ -266,7 +268,9 @@ def simulate(
     served = _served(parts, clients, front_end)
     if own is None:
         return served
-    outside = clients.longest * _DELAYS[bisect_left(_DELAYS, served.front_end_s / times.decode_s[-1])]
+    outside = (
+        clients.longest * _DELAYS[bisect_left(_DELAYS, served.front_end_s / times.decode_s[-1], 0, len(_DELAYS) - 1)]
+    )
     usual_steps, own_steps = (each.within(parts[-1][1].plan, outside * each.decode[-1]) for each in (lengths, own))
     if np.abs(own_steps - usual_steps).max() <= _ALIKE or (len(parts) == 1 and own_steps.max() <= 1.0):
         return served
@@ -279,11 +283,12 @@ def _parts(
     """Return the schedules between which requests leave the front end in time, each with its share."""
 
     def priced(steps: float) -> _Priced:
-        return _Priced.of(schedule(scheduling, clients, lengths, steps * lengths.decode[-1]), times)
+        return _Priced.of(schedule(scheduling, clients, lengths, steps * lengths.decode[-1]), times, steps)
 
     if front_end == NO_FRONT_END:
         return [(1.0, priced(0.0))]
-    number = bisect_left(_DELAYS, (front_end.seconds + front_end.prompt_s) / times.decode_s[-1], 1)
+    last = len(_DELAYS) - 1
+    number = bisect_left(_DELAYS, (front_end.seconds + front_end.prompt_s) / times.decode_s[-1], 1, last)
     low = high = priced(_DELAYS[number])
     while low.late_s(front_end) > 0.0 and number:
         longest = clients.longest * _DELAYS[number] * lengths.decode[-1]
@@ -293,6 +298,8 @@ def _parts(
         number -= 1
         low, high = priced(_DELAYS[number]), low
     while high.late_s(front_end) <= 0.0:
+        if number == last:
+            return [(1.0, high)]
         number += 1
         low, high = high, priced(_DELAYS[number])
     before_s, after_s = low.late_s(front_end), high.late_s(front_end)
@@ -310,16 +317,22 @@ def _served(parts: Sequence[tuple[float, _Priced]], clients: Clients, front_end:
     further_s = mean(lambda each: each.times_s.further)
     tpot_s = further_s / mean(lambda each: each.plan.tokens)
     front_end_s = float(front_end.outside_s(tpot_s))
-    waited_s = mean(lambda each: each.times_s.waited + each.plan.begun * front_end_s)
-    waits_s = np.concatenate([each.waits_s(front_end_s) for _, each in parts])
+    # one schedule stands for any shorter front end, with which requests come as late, or for any longer one
+    low, high = parts[0][1], parts[-1][1]
+    longer = len(parts) > 1 or high.delay == _DELAYS[-1]
+    outside_s = mean(lambda each: each.times_s.outside) if longer else (requests - low.plan.begun) * front_end_s
+    prompt_s = (mean(lambda each: each.times_s.waited) - outside_s) / requests
+    # a request joins a step as a whole, earlier or later, but no further apart
+    late = 1.0 - 1.0 / max(high.delay - low.delay, 1.0) if len(parts) > 1 else float(longer)
+    waits_s = np.concatenate([each.waits_s(front_end_s, late * each.late_s(front_end)) for _, each in parts])
     weights = np.concatenate([share * each.plan.weights for share, each in parts])
-    engine_s = waited_s / requests - front_end_s + clients.steps * tpot_s
+    engine_s = prompt_s + clients.steps * tpot_s
     in_engine = clients.concurrency * engine_s / (engine_s + front_end_s)
     steps = mean(lambda each: each.plan.all_steps)
     prompts_s = mean(lambda each: each.prompts_s)
     alone_s = mean(lambda each: each.tokens_s) / mean(lambda each: each.plan.step_tokens)
     return Served(
-        ttft_s=waited_s / requests,
+        ttft_s=front_end_s + prompt_s,
         ttft_p50_s=_weighted_median(waits_s, weights),
         prompt_s=prompts_s / (mean(lambda each: each.plan.prompt_tokens) / clients.prompt),
         duty=prompts_s / now_s,

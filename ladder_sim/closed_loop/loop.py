@@ -104,7 +104,7 @@ class Loop:
             self.decoding,
             tokens,
             *(group for times in (own, usual) for group in (times.decode_s, times.added_s, times.least_s)),
-            {"cold": minimum(own.added_s["idle"] / maximum(own.added_s["busy"], 1e-12), 1.0)},
+            {"cold": minimum(own.added_s["idle"] / maximum(own.added_s[load.paused], 1e-12), 1.0)},
             load.front_end(self.stack)._asdict(),
             {"clients": maximum(load.concurrency / load.lanes, 1.0), "step_tokens": load.step_tokens},
             {"prompt": load.prompt, "steps": load.gen - 1, "slots": maximum(load.kv_slots / load.lanes, 1.0)},

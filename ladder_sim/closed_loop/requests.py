@@ -15,6 +15,9 @@ from ladder_sim.specs.stack import StackSpec
 
 # tokens of the shortest chunk of a prompt that is simulated: a step takes hardly longer for fewer
 _LEAST_CHUNK = 16
+# prompts of a full step from which one between it and a single prompt is simulated: of such short ones GEMMs are bound
+# by memory, of so many by arithmetic
+_MANY = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -100,13 +103,25 @@ class Requests:
     @property
     def tokens(self) -> dict[str, Any]:
         """Tokens of prompts in the steps that are simulated, by the names of `passes`."""
+        several = {"several": np.sqrt(self.chunk * self._full)} if np.any(self.many) else {}
+        return {"least": minimum(self.chunk, _LEAST_CHUNK), "busy": self.chunk, **several, "full": self._full}
+
+    @property
+    def _full(self) -> Any:
+        """Tokens of prompts in a step that holds as many as fit."""
         most = minimum(self.decoding["most"], self.step_tokens - 1) if self.mixed_steps else 0
         prompts = maximum(self.concurrency / self.lanes, 1.0) * self.prompt
-        return {
-            "least": minimum(self.chunk, _LEAST_CHUNK),
-            "busy": self.chunk,
-            "full": maximum(minimum(prompts, self.step_tokens - most), self.chunk),
-        }
+        return maximum(minimum(prompts, self.step_tokens - most), self.chunk)
+
+    @property
+    def many(self) -> Any:
+        """Whether a step holds so many prompts that one with several of them is simulated."""
+        return self._full > _MANY * self.chunk
+
+    @property
+    def paused(self) -> str:
+        """Name of the step with prompts that "idle" is, but for the share of the time that prompts take."""
+        return "several" if np.any(self.many) else "busy"
 
     def front_end(self, stack: Stack) -> FrontEnd:
         """Return what the stack's front end adds to the first token of a prompt of this length."""
@@ -125,9 +140,9 @@ class Requests:
     def passes(self, stack: StackSpec) -> Mapping[str, tuple[Phase, Sizes]]:
         """Return the phase and sizes of each pass that is simulated of a stack, by name.
 
-        one, few, most: decode of one request, and of half and all of a lane's. least, busy, full: steps with a few
-        tokens of a prompt, a single prompt, and as many as fit, while prompts take all of the time; idle: with a single
-        one while they take none of it. Where prompts share steps, most of the requests decode next to them.
+        one, few, most: decode of one request, and of half and all of a lane's. least, busy, several, full: steps with a
+        few tokens of a prompt, a single prompt, several, and as many as fit, while prompts take all of the time; idle:
+        that of `paused` while they take none. Where prompts share steps, most of the requests decode next to them.
         """
         if not self.further_tokens:
             # a step full of prompts
@@ -139,10 +154,13 @@ class Requests:
         beside = decoding["most" if self.mixed_steps else "one"]
         return {
             **{name: self._decode(stack, number) for name, number in decoding.items()},
-            "idle": self._with_prompts(stack, beside, 1, self.chunk, 0.0),
+            "idle": self._with_prompts(stack, beside, tokens[self.paused] / self.chunk, self.chunk, 0.0),
             "least": self._with_prompts(stack, beside, 1, tokens["least"], 1.0),
-            "busy": self._with_prompts(stack, beside, 1, self.chunk, 1.0),
-            "full": self._with_prompts(stack, beside, tokens["full"] / self.chunk, self.chunk, 1.0),
+            **{
+                name: self._with_prompts(stack, beside, number / self.chunk, self.chunk, 1.0)
+                for name, number in tokens.items()
+                if name != "least"
+            },
         }
 
     @property

@@ -123,7 +123,7 @@ def _alike(scenario: Scenario, sizes: Mapping[str, static.Counts]) -> Iterator[s
     """Yield the configurations that can be simulated together."""
     # answers of one token need no decode steps, prompts of one token another kernel, and prompts alone fewer
     every = Requests.of(scenario, **sizes)
-    kinds = 4 * every.alone + 2 * (sizes["gen"] == 1) + (sizes["prompt"] == 1)
+    kinds = 8 * every.many + 4 * every.alone + 2 * (sizes["gen"] == 1) + (sizes["prompt"] == 1)
     inputs = PassInputs.of(scenario)
     for kind in np.unique(kinds):
         rows = np.flatnonzero(kinds == kind)

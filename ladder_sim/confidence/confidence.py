@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 
 from ladder_sim.closed_loop.checks import ServingCheck
@@ -30,25 +31,19 @@ from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.scenario_warnings import scenario_warnings
 
 
+# no slots: each part is computed on first access
+@dataclass(frozen=True, eq=False)
 class Confidence:
-    """How sure the predictions of a scenario's variants are; each part is computed on first access.
+    """How sure the predictions of a scenario's variants are."""
 
-    Parameters
-    ----------
-    scenario
-        What was predicted.
-    requests
-        Its simulated requests by variant, standard among them.
-    costs
-        What their times are based on.
-    memory
-        Of one GPU.
-    """
-
-    def __init__(
-        self, scenario: Scenario, requests: Mapping[str, Request], costs: KernelCosts, memory: MemoryUse
-    ) -> None:
-        self.scenario, self._requests, self.costs, self._memory = scenario, requests, costs, memory
+    scenario: Scenario
+    """What was predicted."""
+    _requests: Mapping[str, Request]
+    """Simulated requests by variant, standard among them."""
+    costs: KernelCosts
+    """What the times of requests are based on."""
+    _memory: MemoryUse
+    """Memory use of one GPU."""
 
     def request(self, name: str) -> Request:
         """Return the simulated request of a variant; that of standard is always there."""

@@ -7,7 +7,7 @@ the measured GPU that is the measurement; on another it is the measurement carri
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from operator import attrgetter
 from typing import Any, Protocol, cast
 
@@ -39,6 +39,7 @@ from ladder_sim.graph.ops import CollectiveKind, Op
 from ladder_sim.kernels import TABLE_KINDS, CollectiveShape, Gpu, Group, Kind, Lookup, Machine, Shape, Stack, TableOf
 from ladder_sim.specs.cluster import THIS_MACHINE
 from ladder_sim.specs.scenario import HOPPER, Scenario
+from ladder_sim.specs.techniques import family_of
 
 # axes of tables that batch, prompts and contexts go along, and how far measured times may fall along them. A library
 # may take another kernel for the next size (NVFP4 GEMMs on GB200 take 11 % less for 16 rows than for 8), but what it
@@ -124,19 +125,13 @@ class KernelCosts:
             # a floor that was measured is of the kernels that ran
             compiled=scenario.stack.residual_add == "compiled" and "small_kernel_factor" not in overheads,
         )
-        plan = scenario.plan
-        ranks: dict[Group, int] = {"tensor": plan.tp, "experts": plan.attention_dp}
-        self._networks = {
-            group: Network(scenario, profile, self.hardware, group) for group, count in ranks.items() if count > 1
-        }
+        self._scenario = scenario
         self._sends_across = scenario.sends_across
         # figures to which the tables' ratios belong
         here = self.hardware.gpu
         self._table_gpu = here.over(profile.cluster.gpu, profile.reference) if profile else here
         self._here = profile is not None and here.same_as(Gpu.of(profile.cluster.gpu))
         self.measured_here = profile is not None and self.hardware.same_node(profile.cluster)
-        # measured collectives inside a node; None: there are no collectives, or only formulas
-        self.links_profile = next((network.profile for network in self._networks.values()), None)
         calibrated = self._calibrated(scenario)
         self._kernel_error = CALIBRATED_KERNEL_ERROR if calibrated else KERNEL_ERROR
         # what estimates of kernels and of collectives depend on besides the op; None: each is made anew
@@ -146,12 +141,31 @@ class KernelCosts:
             figures = [_VALUES[type(each)](each) for each in (hardware.gpu, hardware.stack, hardware.overlap)]
             kernels = (profile, gpu, calibrated, self._machine.padded_share, self._machine.compiled, *figures)
             links = [_VALUES[Link](each) for each in (hardware.intra, hardware.inter, hardware.host)]
-            techniques = [name in scenario.techniques for name in Network.techniques]
+            techniques = frozenset(map(family_of, scenario.techniques.chosen)) & Network.techniques
             # another object once its file has changed
             leaves = scenario.crosses_nodes or not scenario.p2p
             fabric = fabric_curve(scenario.cluster.inter.fabric) if leaves else None
-            parts = (fabric, scenario.cluster, scenario.stack, plan, scenario.p2p, scenario.model.experts_per_token)
-            self._kept_by = kernels, (*kernels, *links, hardware.host_low_latency_share, *techniques, *parts)
+            parts = fabric, scenario.cluster, scenario.stack, scenario.plan, scenario.p2p
+            others = hardware.host_low_latency_share, techniques, scenario.model.experts_per_token
+            self._kept_by = kernels, (*kernels, *links, *others, *parts)
+        if not (self._kept_by and _kept(self._kept_by[1])):
+            # raises where there is no such collective
+            _ = self._networks
+
+    @cached_property
+    def _networks(self) -> Mapping[Group, Network]:
+        plan = self._scenario.plan
+        ranks: dict[Group, int] = {"tensor": plan.tp, "experts": plan.attention_dp}
+        return {
+            group: Network(self._scenario, self.profile, self.hardware, group)
+            for group, count in ranks.items()
+            if count > 1
+        }
+
+    @property
+    def links_profile(self) -> CalibrationProfile | None:
+        """Measured collectives inside a node; None: there are no collectives, or only formulas."""
+        return next((network.profile for network in self._networks.values()), None)
 
     def _calibrated(self, scenario: Scenario) -> bool:
         if self.profile is None or not self._here:
@@ -195,7 +209,8 @@ class KernelCosts:
             tabled = self._tabled(kind, of, [(ops[at].shape, lookup) for at, lookup in placed])
             estimates.update(zip((at for at, _ in placed), tabled, strict=True))
         for at, (kept, key) in enumerate(keys):
-            kept[key] = estimates[at]
+            # equal ops of this call have one estimate, so that the next call finds what was simulated with it
+            estimates[at] = kept.setdefault(key, estimates[at])
         return [estimates[at] for at in range(len(ops))]
 
     def _in_place(self, op: Op) -> Estimate | None:

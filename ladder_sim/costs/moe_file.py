@@ -15,17 +15,21 @@ from ladder_sim.costs.experts import over
 from ladder_sim.costs.lookup import ErrorStats, RatioTable
 from ladder_sim.costs.profile import MOE_KINDS, MoeTables, Positive, ProfileSource
 from ladder_sim.costs.table_parts import (
+    BrokenRuleError,
     CurvePart,
     ExpertLayer,
     FormatName,
+    Head,
+    Part,
     Ranks,
     TablePart,
     curve,
     grid,
     ideal_time_s,
+    read_head,
+    refused,
     table,
 )
-from ladder_sim.costs.typed_json import BrokenRuleError, Head, Part, read_head, refused
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import ProfileError
 from ladder_sim.hf.mixer import Rule

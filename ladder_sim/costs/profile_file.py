@@ -26,19 +26,23 @@ from ladder_sim.costs.profile import (
     StackFit,
 )
 from ladder_sim.costs.table_parts import (
+    BrokenRuleError,
     CurvePart,
     ExpertsTablePart,
     FormatName,
+    Head,
     InPlacePart,
+    Part,
     Ranks,
     TablePart,
     curve,
     entry,
     in_place,
     in_place_entry,
+    read_head,
+    refused,
     table,
 )
-from ladder_sim.costs.typed_json import BrokenRuleError, Head, Part, read_head, refused
 from ladder_sim.errors import LadderSimError, ProfileError, UnknownNameError
 from ladder_sim.hf.quantization import KvDType
 from ladder_sim.kernels import Gpu, Kind

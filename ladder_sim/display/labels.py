@@ -146,11 +146,7 @@ def field_text(name: str, value: Any, typed: str = "") -> str:
 
 
 def interval_text(
-    interval: Interval,
-    write: Callable[[float], str] | None = None,
-    *,
-    scale: float = 1.0,
-    decimals: int | None = None,
+    interval: Interval, write: Callable[[float], str] | None = None, *, scale: float = 1.0, decimals: int | None = None
 ) -> str:
     """Return a value with the ends of its interval, unless they are not known.
 
@@ -495,10 +491,7 @@ def asked_text(scenario: Scenario, *, where: str = "", load: str = "", varied: C
     if {"batch", "concurrency"}.intersection(varied):
         # their numbers stand elsewhere, what they are here
         one = "static batches" if workload.concurrency is None else "in flight"
-    asked = [
-        f"{load or one}{alike}",
-        *(some if len(some) == 1 else []),
-    ]
+    asked = [f"{load or one}{alike}", *(some if len(some) == 1 else [])]
     parts = (placed_text(scenario, where=where, varied=varied), ", ".join(filter(None, asked)))
     return "; ".join(filter(None, parts))
 

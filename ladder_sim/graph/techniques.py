@@ -382,23 +382,25 @@ REWRITES: Mapping[str, Rewrite] = {
 }
 
 
-def possible(inputs: PassInputs) -> tuple[str, ...]:
-    """Return the names of the rewrites that passes of any size may undergo."""
+def possible(inputs: PassInputs) -> Mapping[str, str]:
+    """Return the names of the rewrites that passes of any size may undergo, by family, in the order of `REWRITES`."""
     if inputs.plan.ranks == 1:
-        return ()
-    own = () if "fused-norm" in inputs.techniques else ("own-fused-norm",)
-    return tuple(sorted((*own, *inputs.techniques), key=lambda name: list(REWRITES).index(family_of(name))))
+        return {}
+    names = {family_of(name): name for name in inputs.techniques}
+    if "fused-norm" not in names:
+        names["own-fused-norm"] = "own-fused-norm"
+    return {family: names[family] for family in REWRITES if family in names}
 
 
 def form(inputs: PassInputs, phase: Phase, tokens: Count) -> Any:
     """Return the form of a pass as an integer, with a bit for each rewrite of `possible`."""
-    applied = (REWRITES[family_of(name)].applies(inputs, phase, tokens) for name in possible(inputs))
+    applied = (REWRITES[family].applies(inputs, phase, tokens) for family in possible(inputs))
     return sum((bit * 2**number for number, bit in enumerate(applied)), start=np.zeros(np.shape(tokens), np.int64))
 
 
 def rewrites_of(inputs: PassInputs, form: int) -> tuple[str, ...]:
     """Return the names of the rewrites that a form stands for."""
-    return tuple(name for bit, name in enumerate(possible(inputs)) if form >> bit & 1)
+    return tuple(name for bit, name in enumerate(possible(inputs).values()) if form >> bit & 1)
 
 
 @lru_cache(maxsize=1024)

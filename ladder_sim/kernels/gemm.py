@@ -96,12 +96,7 @@ class GemmShape(MatrixMultiplication):
     def resized(self, sizes: Sizes, rows: Any) -> Self:
         # written out: `replace` takes several times as long, and there are many of them
         return type(self)(
-            m=rows,
-            n=self.n,
-            k=self.k,
-            format=self.format,
-            chunks=self.chunks,
-            duty=cast(float, sizes.duty),
+            m=rows, n=self.n, k=self.k, format=self.format, chunks=self.chunks, duty=cast(float, sizes.duty)
         )
 
     @property
@@ -167,6 +162,10 @@ class MoeShape(Multiplication):
             "moe", "experts", ("expert_tp", "ep", "tokens"), lambda of, **sizes: MoeShape(**of._asdict(), **sizes)
         ),
     )
+
+    # several of one token where ranks with tokens of their own meet in one group of experts
+    grows: ClassVar = "tokens"
+
     tokens: float
     """Tokens that enter the group, of all its ranks together; where they are spread by counts, as many as if every part
     of the experts had those of the busiest."""
@@ -215,10 +214,6 @@ class MoeShape(Multiplication):
         routed = f"{self.top_k} of {self.experts} x {self.width}"
         split = f", EP {self.ep}" if self.ep > 1 else ""
         return f"{count_text(self.tokens)} x {self.hidden}, {routed}{split}, {self.format}"
-
-    def resized(self, sizes: Sizes, rows: Any) -> Self:
-        # several where ranks with tokens of their own meet in one group of experts
-        return replace(self, tokens=rows * self.tokens / sizes.smallest)
 
     @property
     def lookup(self) -> Lookup:

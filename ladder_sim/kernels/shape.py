@@ -1,4 +1,4 @@
-"""What every kernel says of itself, at which sizes of a pass, on which GPU and engine, and which tables have its times.
+"""`Shape`, the base of every kernel, and what it is asked with: sizes of a pass, a GPU, an engine, kinds of tables.
 
 Every count is per rank and per forward pass: FLOPs, bytes of device memory moved. Which kernels a pass runs does not
 depend on how many sequences there are nor on how long they are. So one graph, of one token, serves every size: each
@@ -351,6 +351,8 @@ class Shape(ABC):
     """Kinds of tables that hold its times."""
     on_tensor_cores: ClassVar[bool] = False
     """Whether tensor cores multiply for most of its time, if it is compute bound."""
+    grows: ClassVar[str] = ""
+    """Field in proportion to the rows, where that is all that `resized` changes."""
     reads_context: ClassVar[bool] = False
     """Whether passes that differ in context alone differ in it."""
 
@@ -398,9 +400,9 @@ class Shape(ABC):
         """Whether it grows with the sequences, not with their tokens."""
         return False
 
-    @abstractmethod
     def resized(self, sizes: Sizes, rows: Any) -> Self:
         """Return the kernel of passes of these sizes, given that of one token; it runs on so many `rows` of them."""
+        return replace(self, **{self.grows: rows * getattr(self, self.grows) / sizes.smallest})
 
     @property
     def lookup(self) -> Lookup | None:

@@ -1,10 +1,10 @@
 """What moves bytes and multiplies nothing: norms, rotary embeddings, sums, the choice of tokens, messages of ranks."""
 
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Self
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
 from ladder_sim.des.shared import Number
-from ladder_sim.kernels.shape import STATE_BYTES, Lookup, Machine, Shape, Sizes, TableKind, Work
+from ladder_sim.kernels.shape import STATE_BYTES, Lookup, Machine, Shape, TableKind, Work
 from ladder_sim.specs.stack import Sampling
 from ladder_sim.units import format_bytes
 
@@ -17,6 +17,7 @@ Group = Literal["tensor", "experts", "stages"]
 class CollectiveShape(Shape):
     """A message between ranks."""
 
+    grows: ClassVar = "message_bytes"
     message_bytes: float
     """All-reduce, broadcast, send: the tensor; all-gather: the result; reduce-scatter: all that is scattered;
     all-to-all: what a rank sends; dispatch and combine: its tokens in 16 bits, once for each of their experts."""
@@ -39,9 +40,6 @@ class CollectiveShape(Shape):
     def label(self) -> str:
         return format_bytes(self.message_bytes)
 
-    def resized(self, sizes: Sizes, rows: Any) -> Self:
-        return replace(self, message_bytes=rows * self.message_bytes / sizes.smallest)
-
 
 # floors of kernels that torch.compile writes, as multiples of a small kernel's. Medians of 38 pointwise kernels and 24
 # norms on an H100 are 1.75 and 3.39 us, of 2.5; 0.45 us of each are the gap ahead of it (tests/data/h100_beside)
@@ -52,6 +50,7 @@ POINTWISE_FLOOR, NORM_FLOOR = 0.70, 1.36
 class ElementwiseShape(Shape):
     """A memory-bound kernel: norm, rotary embedding, activation, add, lookup."""
 
+    grows: ClassVar = "moved_bytes"
     moved_bytes: float = field()
     """Read and written, bytes."""
     normalises: bool = False
@@ -60,9 +59,6 @@ class ElementwiseShape(Shape):
     @property
     def work(self) -> Work:
         return Work(self.moved_bytes)
-
-    def resized(self, sizes: Sizes, rows: Any) -> Self:
-        return replace(self, moved_bytes=rows * self.moved_bytes / sizes.smallest)
 
     def floor_s(self, machine: Machine) -> Number:
         if not machine.compiled:
@@ -89,16 +85,13 @@ class SampleShape(Shape):
     """The choice of each sequence's next token, of all logits: a memory-bound kernel if greedy."""
 
     tables: ClassVar = (
-        TableKind(
-            "sample",
-            "sampling",
-            ("batch", "vocab"),
-            lambda _, **sizes: SampleShape(**sizes),
-            has_formula=True,
-        ),
+        TableKind("sample", "sampling", ("batch", "vocab"), lambda _, **sizes: SampleShape(**sizes), has_formula=True),
     )
 
-    batch: int
+    grows: ClassVar = "batch"
+    per_sequence: ClassVar = True
+
+    batch: float
     """Sequences."""
     vocab: int
     """Logits of each."""
@@ -109,13 +102,6 @@ class SampleShape(Shape):
     def work(self) -> Work:
         """Logits, read once."""
         return Work(1.0 * self.batch * self.vocab * STATE_BYTES)
-
-    @property
-    def per_sequence(self) -> bool:
-        return True
-
-    def resized(self, sizes: Sizes, rows: Any) -> Self:
-        return replace(self, batch=rows)
 
     @property
     def lookup(self) -> Lookup:

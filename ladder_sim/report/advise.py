@@ -206,10 +206,7 @@ class AdviceReport(Report[Advice]):
         best = places[0]
         exposed = best.prediction.breakdown.exposed_comm_s / best.prediction.request_s
         waits = f"; communication takes {100.0 * exposed:.0f} %" if exposed >= _SAME else ""
-        yield Remark(
-            "why",
-            f"On {best.option.plan} {limit_text(best.prediction)}{waits}.{self._next(best.option)}",
-        )
+        yield Remark("why", f"On {best.option.plan} {limit_text(best.prediction)}{waits}.{self._next(best.option)}")
         yield Remark("evidence", evidence_text(best.prediction.confidence, wirings=advice.variants))
         own = [option for option in advice.options if option.variant == variant]
         most = max(own, key=lambda option: option.tokens_per_gpu)

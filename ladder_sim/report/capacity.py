@@ -11,6 +11,7 @@ from rich.text import Text
 from ladder_sim.confidence import Interval
 from ladder_sim.display.document import Document, Notes
 from ladder_sim.display.labels import interval_text, placed_text, wiring_label
+from ladder_sim.prediction import own_variant
 from ladder_sim.report.columns import Column, fields_of, number_text, table_of, times_text
 from ladder_sim.report.console import WholeTable
 from ladder_sim.report.figures.serve import capacity_figure
@@ -26,7 +27,6 @@ from ladder_sim.report.requests import (
     notes_of,
     slo_label,
     tokens_label,
-    with_label,
 )
 from ladder_sim.serving import Capacity, Fleet
 from ladder_sim.serving.replicas.simulation import Sizes
@@ -237,7 +237,8 @@ def _rank(fleet: Fleet) -> tuple[bool, float, float]:
 def _verdict(need: Capacity) -> str:
     """Return the GPUs of the first variant and of the best other, as a sentence."""
     names, load = first_and_best(need, _rank), f"{need.load.rate:g} requests/s"
-    withs = {name: with_label(need.scenario, name) for name in names}
+    own = own_variant(need.scenario.model)
+    withs = {name: "your weights" if name == own else name for name in names}
     able = [name for name in names if need[name].need.replicas]
     none = [withs[name] for name in names if name not in able]
     if not able:

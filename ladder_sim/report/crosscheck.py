@@ -56,9 +56,7 @@ def verdict(result: Result) -> str:
 
 def fitted_to(result: Result) -> str:
     """Return what the profile behind the predictions was fitted to."""
-    fitted = result.get("fitted")
-    if fitted is None:
-        return "Rows without a bound are not judged."
+    fitted = result["fitted"]
     waits = "".join(
         f" A computation that waited for a message of {format_bytes(wait['bytes'])} resumes "
         f"{format_seconds(wait['wake_s'])} after its end; during a computation the message takes {wait['slowed']:.0%} "

@@ -8,14 +8,12 @@ from typing import Any, TypeVar
 from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.display.document import Notes
 from ladder_sim.display.labels import evidence_text, interval_text
-from ladder_sim.prediction import own_variant
 from ladder_sim.report.columns import ROUGH
 from ladder_sim.serving import SLO, Capacity, Request, Served, Service, Trace, Traffic
 from ladder_sim.serving.engine.speculation import Speculation
 from ladder_sim.serving.intervals import steps_note
 from ladder_sim.serving.sizing.search import ENDLESS
 from ladder_sim.specs.arguments import REQUESTS
-from ladder_sim.specs.scenario import Scenario
 from ladder_sim.units import counted_text, step_for
 from ladder_sim.validation.load import errors_of
 from ladder_sim.wirings.names import NO_COMMUNICATION
@@ -78,11 +76,6 @@ def first_and_best(answer: Mapping[str, _Each], rank: Callable[[_Each], Any]) ->
     first, *others = answer
     able = [name for name in others if name != NO_COMMUNICATION]
     return [first, *([min(able, key=lambda name: rank(answer[name]))] if able else [])]
-
-
-def with_label(scenario: Scenario, variant: str) -> str:
-    """Return the weights with which a variant is served, as text that follows "with"."""
-    return "your weights" if variant == own_variant(scenario.model) else variant
 
 
 def time_text(interval: Interval, scale: float) -> str:

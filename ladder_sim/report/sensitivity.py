@@ -95,10 +95,7 @@ class SensitivityReport(Report[Sensitivities]):
             sentence=self._verdict(),
             asked=asked_text(confidence.scenario),
             table=self.table(shown) if shown else None,
-            remarks=[
-                *self._why(),
-                Remark("evidence", f"Slopes of the model, without intervals. {evidence}"),
-            ],
+            remarks=[*self._why(), Remark("evidence", f"Slopes of the model, without intervals. {evidence}")],
             more=f"{more if hidden else ''}elasticities",
         )
 

@@ -245,8 +245,7 @@ def sweep_figure(table: SweepTable, over: str = "standard") -> Figure:
         return speedup_map(table, over=over)
     names = ", ".join(map(field_label, table.varied)) or "none"
     raise UsageError(
-        f"{len(table.varied)} fields vary ({names}): a figure shows one or two",
-        hint="hold the others at one value",
+        f"{len(table.varied)} fields vary ({names}): a figure shows one or two", hint="hold the others at one value"
     )
 
 

@@ -16,7 +16,7 @@ from ladder_sim.report.figures.style import SERIES_COLOURS, TEXT_COLOUR, Figure,
 from ladder_sim.report.report import Brief, Remark, Report
 from ladder_sim.traces.graph import COLLECTIVES, HOST_KINDS, TraceGraph
 from ladder_sim.traces.replay import MAX_ERROR, StepError
-from ladder_sim.traces.summary import ModuleTotal, OpTotal, RankSummary, RunSummary, exposed_spans
+from ladder_sim.traces.summary import OpTotal, RankSummary, RunSummary, exposed_spans
 from ladder_sim.traces.trace import TraceDiff, TraceInfo, TraceReplay
 from ladder_sim.units import counted_text, format_seconds
 
@@ -28,13 +28,6 @@ _NAME, _OP, _NARROW = 28, 46, 22
 _UNEXPLAINED = 5
 # of the critical path: less rounds to 0.0 %
 _SHOWN_SHARE = 5e-4
-
-MODULES: Sequence[Column[ModuleTotal]] = (
-    Column("", lambda each: cut(each.name, SHOWN_NAME), "module"),
-    Column("calls", lambda each: each.calls, "count"),
-    Column("", lambda each: format_seconds(each.seconds), "time"),
-    Column("", lambda each: format_seconds(each.seconds / each.calls), "mean"),
-)
 
 
 def missing_lines(*graphs: TraceGraph) -> list[str]:
@@ -61,25 +54,18 @@ class InfoReport(Report[TraceInfo]):
         info, graph, summary = self.answer, self.answer.graph, self.answer.totals
         ranks = counted_text(len(summary.ranks), "rank")
         remarks = [Remark("idle", self._idle())] if summary.idle else []
-        listed = summary.modules if info.modules else summary.totals
-        more = f"{min(len(listed), info.top)} of {len(listed)} rows, " if len(listed) > _SHOWN else ""
+        count = len(summary.totals)
+        more = f"{min(count, info.top)} of {count} rows, " if count > _SHOWN else ""
         return Brief(
             sentence=_where(summary),
             asked=f"{len(graph.ops)} ops on {len(graph.lanes)} streams and threads of {ranks}; {_steps(graph)}",
-            table=self._table(min(info.top, _SHOWN), brief=True),
+            table=table_of(self._columns(_NARROW if info.spread else _OP, narrow=info.spread), totals, left=2)
+            if (totals := summary.totals[: min(info.top, _SHOWN)])
+            else None,
             remarks=remarks,
             more=f"{more}all ranks, idle times and the critical path",
             cautions=missing_lines(graph),
         )
-
-    def _table(self, rows: int, *, brief: bool) -> WholeTable | None:
-        """Return a table of the longest modules or ops; None without any."""
-        info = self.answer
-        if info.modules and info.totals.modules:
-            return table_of(MODULES, info.totals.modules[:rows])
-        totals = info.totals.totals[:rows]
-        width = SHOWN_NAME if not brief else _NARROW if info.spread else _OP
-        return table_of(self._columns(width, narrow=brief and info.spread), totals, left=2) if totals else None
 
     def _columns(self, width: int, *, narrow: bool) -> Sequence[Column[OpTotal]]:
         """Return the columns of ops by time; if `narrow`, without count and mean, to leave room for the spread."""
@@ -108,17 +94,12 @@ class InfoReport(Report[TraceInfo]):
         return f"{cut(idle.stream, _NAME)} of rank {idle.rank} waits {times}."
 
     def details(self) -> RenderableType:
-        """Return tables of steps, ops or modules, communication, idle time, critical path and what is not recorded."""
+        """Return tables of steps, ops, communication, idle time, critical path and what is not recorded."""
         info, summary = self.answer, self.answer.totals
         parts: list[RenderableType] = [Text(f"steps: {', '.join(info.graph.steps) or 'none marked, none recognised'}")]
         if summary.totals:
             columns = self._columns(SHOWN_NAME, narrow=False)
             parts += [Text(), table_of(columns, summary.totals[: info.top], left=2, title="Ops by time")]
-        if info.modules and not summary.modules:
-            parts += [Text("\nNo module or range is recorded: torch.profiler records modules with with_stack=True")]
-        elif info.modules:
-            title = "Ops launched by modules and ranges, with those inside them"
-            parts += [Text(), table_of(MODULES, summary.modules[: info.top], title=title)]
         ranks = [
             [str(each.rank), *_times(each.busy_s, each.comm_s, each.hidden_s, each.exposed_s)] for each in summary.ranks
         ]

@@ -193,8 +193,8 @@ def _figure_label(figure: str, *, sentence: bool = False) -> str:
 
 
 def _misses(errors: Sequence[_Figure]) -> list[str]:
-    """Return a sentence on the figure whose intervals hold the fewest rows, if fewer than they say."""
-    least = min(errors, key=lambda each: each[2].inside, default=None)
+    """Return a sentence on the figure whose intervals hold the fewest rows, if fewer than they say; then the worst."""
+    least = min(errors, key=lambda each: (each[2].inside, -each[2].mean_error), default=None)
     if least is None or least[2].inside >= _INSIDE:
         return []
     name, p2p, stats = least

@@ -11,7 +11,7 @@ A pass in which nothing overlaps takes as long as its ops together, and is simul
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence, Set
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence, Set
 from functools import cache, cached_property, reduce
 from operator import sub
 from typing import Any, Literal
@@ -50,7 +50,7 @@ Prices = Mapping[int, tuple[Op, Estimate]]
 
 # periods of a run simulated at first: a twin, the one that stands for the rest, and one after it
 FIRST_PERIODS = 3
-# most passes that are not steady yet take one period more, a few take 40: after that each try has so many times as many
+# how many times as many periods each later attempt has
 MORE = 1.5
 # share of a pass by which all periods left out may together differ from what stands for them: rounding of sums, not a
 # model error; each may have its part of it only, because what differs may shrink slowly from period to period
@@ -58,8 +58,11 @@ STEADY = 1e-9
 # share of a pass by which ops of one kind must differ from another pass's to be named
 SAME = 1e-4
 
-# times of tasks, seconds of simulated layers and of those left out, and whether the kept ones are periodic
+# seconds of simulated layers and of those left out, and whether the kept ones are periodic
+_Added = tuple[Number, Number, "bool | NDArray[np.bool_]"]
+# times of tasks, and what follows from them
 _Ran = tuple[TaskTimes, Number, Number, "bool | NDArray[np.bool_]"]
+Attempts = Generator[tuple[Schedule, Program, "NDArray[Any] | None"], _Added, Number]
 # single configurations that were simulated: many techniques change some of a wiring's passes only. 25 kB each
 _KEPT: dict[tuple[object, ...], _Ran] = {}
 _MOST_KEPT = 512
@@ -196,35 +199,47 @@ class ForwardPass:
     def _lower(self, schedule: Schedule, hardware: Hardware) -> Program:
         return lower(schedule, self.estimates(schedule), hardware, self._device)
 
-    def _run(self) -> tuple[Schedule, Program, TaskTimes, Number]:
-        """Simulate it with few of its periods, with more, and in the end with all, which is always steady.
+    def attempts(self) -> Attempts:
+        """Yield few of its periods to be simulated, then more, and in the end all, which is always steady.
 
-        Of several configurations those that are not steady go on.
+        Of several configurations those that are not steady go on: their numbers come with the program, None for all.
+        Takes what `added_seconds` says of each attempt, and returns the seconds of the pass.
         """
         schedule = self._like._ran[0] if self._like and self._like._ran else self.schedule
         program = self._lower(schedule, self.hardware)
         seconds: Number = 0.0
         left: NDArray[Any] | None = None
         while True:
-            times, makespan_s, added_s, steady = self._once(schedule, program)
-            if self._follow:
-                errors = [estimate.error for estimate in self.estimates(schedule)]
-                if left is not None:
-                    errors = [values_of(error, left) for error in errors]
-                self._sums.append(
-                    (slice(None) if left is None else left, PathSums.of(schedule, errors, program, times))
-                )
+            makespan_s, added_s, steady = yield schedule, program, left
             if left is not None and isinstance(seconds, np.ndarray):
                 seconds[left] = makespan_s + added_s
             else:
                 seconds = makespan_s + added_s
             if steady is True or np.all(steady):
-                return schedule, program, times, seconds
-            schedule, program = self.lowered(more_periods(schedule.keep))
+                return seconds
+            # most passes that are not steady yet take one period more, a few take 40
+            keep = schedule.keep + 1 if schedule.keep == FIRST_PERIODS else int(MORE * schedule.keep)
+            schedule, program = self.lowered(keep)
             if isinstance(seconds, np.ndarray):
                 left = np.arange(len(seconds)) if left is None else left
                 left = left[~np.broadcast_to(steady, len(left))]
                 program = program if len(left) == len(seconds) else program.of(left)
+
+    def _run(self) -> tuple[Schedule, Program, TaskTimes, Number]:
+        attempts = self.attempts()
+        schedule, program, left = next(attempts)
+        while True:
+            times, makespan_s, added_s, steady = self._once(schedule, program)
+            if self._follow:
+                errors = [estimate.error for estimate in self.estimates(schedule)]
+                if left is not None:
+                    errors = [values_of(error, left) for error in errors]
+                rows = slice(None) if left is None else left
+                self._sums.append((rows, PathSums.of(schedule, errors, program, times)))
+            try:
+                schedule, program, left = attempts.send((makespan_s, added_s, steady))
+            except StopIteration as done:
+                return schedule, program, times, done.value
 
     def _once(self, schedule: Schedule, program: Program) -> "_Ran":
         """Simulate a program, or return what a program of the same tasks and times has taken."""
@@ -438,14 +453,7 @@ def _serial_s(
     return longest_s
 
 
-def more_periods(keep: int) -> int:
-    """Return how many periods are simulated where so many are not steady."""
-    return keep + 1 if keep == FIRST_PERIODS else int(MORE * keep)
-
-
-def added_seconds(
-    schedule: Schedule, program: Program, times: TaskTimes
-) -> tuple[Number, Number, "bool | NDArray[np.bool_]"]:
+def added_seconds(schedule: Schedule, program: Program, times: TaskTimes) -> _Added:
     """Return the seconds of simulated layers, those of left-out layers, and whether the kept ones are periodic."""
     makespan_s = reduce(maximum, (times[2][number] for number in program.outline.last_tasks))
     added_s: Number = 0.0

@@ -11,13 +11,12 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ladder_sim.des import scan
 from ladder_sim.des.program import Cost, Program, Tasks
 from ladder_sim.des.shared import Demand, Device, Number
 from ladder_sim.simulate.lower import Schedule
-from ladder_sim.simulate.passes import ForwardPass, added_seconds, more_periods
+from ladder_sim.simulate.passes import Attempts, ForwardPass, added_seconds
 
 _PARTS = attrgetter(*Demand.__slots__)
 
@@ -27,14 +26,14 @@ class _Pending(NamedTuple):
 
     forward: ForwardPass
     """The pass."""
+    attempts: Attempts
+    """As the pass makes them."""
     schedule: Schedule
     """Its layers that are simulated next."""
     program: Program
     """Their tasks."""
-    seconds: NDArray[np.float64]
-    """Seconds of all its configurations, those that are steady."""
-    rows: NDArray[np.int_]
-    """Configurations of the program, by their numbers in the pass."""
+    size: int
+    """Configurations of the program."""
 
     @property
     def structure(self) -> Hashable:
@@ -45,7 +44,14 @@ class _Pending(NamedTuple):
 
 def simulate_together(passes: Iterable[ForwardPass]) -> None:
     """Simulate passes of many configurations, for the seconds of each; others are left until these are read."""
-    pending = [each for each in map(_begun, passes) if each]
+    pending = []
+    for forward in passes:
+        if "seconds" not in vars(forward) and not forward.schedule.order.serial:
+            attempts = forward.attempts()
+            schedule, program, _ = next(attempts)
+            figures = (each for cost in program.costs for each in (*cost, *_PARTS(cost.demand)))
+            if size := max((len(each) for each in figures if isinstance(each, np.ndarray)), default=0):
+                pending.append(_Pending(forward, attempts, schedule, program, size))
     while pending:
         alike: dict[Hashable, list[_Pending]] = defaultdict(list)
         for each in pending:
@@ -53,31 +59,19 @@ def simulate_together(passes: Iterable[ForwardPass]) -> None:
         pending = [left for members in alike.values() for left in _simulated(members)]
 
 
-def _begun(forward: ForwardPass) -> _Pending | None:
-    if "seconds" in vars(forward) or forward.schedule.order.serial:
-        return None
-    program = forward.lowered(forward.schedule.keep)[1]
-    figures = (each for cost in program.costs for each in (*cost, *_PARTS(cost.demand)))
-    count = max((len(each) for each in figures if isinstance(each, np.ndarray)), default=0)
-    return _Pending(forward, forward.schedule, program, np.empty(count), np.arange(count)) if count else None
-
-
 def _simulated(members: Sequence[_Pending]) -> Iterable[_Pending]:
     """Simulate passes of one structure, and yield those that have configurations which are not steady."""
-    program, first = _joined([(each.program, len(each.rows)) for each in members]), members[0].schedule
-    makespan_s, added_s, steady = added_seconds(first, program, scan.scan(program))
-    ends = np.cumsum([len(each.rows) for each in members])
-    seconds, all_steady = (np.broadcast_to(values, ends[-1]) for values in (makespan_s + added_s, steady))
-    for each, own_s, own_steady in zip(
-        members, np.split(seconds, ends[:-1]), np.split(all_steady, ends[:-1]), strict=True
-    ):
-        each.seconds[each.rows] = own_s
-        if own_steady.all():
-            each.forward.seconds = each.seconds
-            continue
-        rows = each.rows[~own_steady]
-        schedule, whole = each.forward.lowered(more_periods(each.schedule.keep))
-        yield each._replace(schedule=schedule, program=whole.of(rows), rows=rows)
+    program = _joined([(each.program, each.size) for each in members])
+    added = added_seconds(members[0].schedule, program, scan.scan(program))
+    ends = np.cumsum([each.size for each in members])
+    parts: Any = (np.split(np.broadcast_to(values, ends[-1]), ends[:-1]) for values in added)
+    for each, makespan_s, added_s, steady in zip(members, *parts, strict=True):
+        try:
+            schedule, program, _ = each.attempts.send((makespan_s, added_s, steady))
+        except StopIteration as done:
+            each.forward.seconds = done.value
+        else:
+            yield each._replace(schedule=schedule, program=program, size=int(np.count_nonzero(~steady)))
 
 
 def _joined(programs: Sequence[tuple[Program, int]]) -> Program:

@@ -25,11 +25,7 @@ _CONFIGS: Mapping[DType, _Fields] = {
     "mxfp4": {"quant_method": "mxfp4"},
     "fp8": {"quant_method": "fp8"},
     "fp8-dynamic": {"quant_method": "fp8", "activation_scheme": "dynamic"},
-    "fp8-block": {
-        "quant_method": "fp8",
-        "activation_scheme": "dynamic",
-        "weight_block_size": [FP8_BLOCK, FP8_BLOCK],
-    },
+    "fp8-block": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [FP8_BLOCK, FP8_BLOCK]},
     "w4a16": {"quant_method": "gptq", "bits": 4},
 }
 _DTYPES: Mapping[str, DType] = {

@@ -52,10 +52,6 @@ class EngineOption(NamedTuple):
         fields = (field for field, names in _OPTIONS.items() if name in names)
         return next((cls(name, _ENGINES[_OPTIONS[field].index(name)], field) for field in fields), None)
 
-    def field_value(self, value: object) -> object:
-        """Return the field's value for one of the option, which may say the opposite."""
-        return not value if _disables(self.name) else value
-
     def check_stack(self, stack: StackSpec) -> None:
         """Require that the option is one of the stack's engine."""
         if stack.engine == self.engine:
@@ -255,7 +251,7 @@ def override_parts(parts: Parts, overrides: Overrides) -> Parts:
         value = read_value(text, field, kind, name=key)
         if option := EngineOption.find(key):
             option.check_stack(parts.stack)
-            value = option.field_value(value)
+            value = not value if _disables(option.name) else value
         # all of one section at once: a spec is checked as a whole
         changes.setdefault(section, {})[field] = value
     cluster = parts.cluster

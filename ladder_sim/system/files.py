@@ -201,8 +201,7 @@ def write_file(path: Path, content: str | bytes, *, error: type[LadderSimError] 
             file.write(content.encode() if isinstance(content, str) else content)
     except OSError as fault:
         raise error(
-            f"'{shown_path(path)}' cannot be written: {fault.strerror or fault}",
-            hint=writing_hint(fault),
+            f"'{shown_path(path)}' cannot be written: {fault.strerror or fault}", hint=writing_hint(fault)
         ) from fault
 
 

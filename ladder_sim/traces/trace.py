@@ -1,5 +1,6 @@
 """A recorded run, and what is asked about it: what it holds, whether its graph explains it, what other wirings take."""
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from ladder_sim.traces.replay import replay as run
 from ladder_sim.traces.summary import RunSummary, VariantTime, summarize_run
 from ladder_sim.traces.whatif import UNCHANGED, Changes, with_gaps, without_communication
 from ladder_sim.traces.wirings import DEFAULT_VARIANTS, baseline, launch_share, predict_variants
+from ladder_sim.values import real, typed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
@@ -32,8 +34,6 @@ class TraceInfo(Answer):
     """Number of ops that `explain` lists."""
     spread: bool = False
     """Whether tables show the spread of each op's time."""
-    modules: bool = False
-    """Whether tables show the time of modules and ranges."""
 
     @property
     def runs(self) -> Mapping[str, TraceGraph]:
@@ -142,18 +142,21 @@ class Trace:
     '1.28'
     """
 
+    @typed(unless={"paths"})
     def __init__(
         self,
         paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         *,
-        step: str | None = None,
+        step: str | int | None = None,
         annotation: str | None = None,
         start_s: float | None = None,
         end_s: float | None = None,
     ) -> None:
         files = [paths] if isinstance(paths, str | os.PathLike) else paths
         self.paths = tuple(map(Path, files))
-        self._step = step
+        if not self.paths:
+            raise UsageError("no trace: must be at least one file", hint="name the files of a run, or their folder")
+        self._step = None if step is None else str(step)
         graph = load(self.paths, marks=annotation)
         self.graph = graph if start_s is None and end_s is None else between(graph, start_s, end_s)
 
@@ -162,10 +165,10 @@ class Trace:
         """The named step, or the whole run."""
         return self.graph if self._step is None else choose_step(self.graph, self._step)
 
-    def info(self, *, top: int = 15, spread: bool = False, modules: bool = False) -> TraceInfo:
+    def info(self, *, top: int = 15, spread: bool = False) -> TraceInfo:
         """Sum up ops by time, communication and the critical path."""
         graph = self.part
-        return TraceInfo(graph=graph, totals=summarize_run(graph), top=top, spread=spread, modules=modules)
+        return TraceInfo(graph=graph, totals=summarize_run(graph), top=top, spread=spread)
 
     def replay(self, changes: Changes = UNCHANGED, *, no_communication: bool = False) -> TraceReplay:
         """Run the recorded graph through the simulator, and again with changes, if there are any."""
@@ -175,9 +178,10 @@ class Trace:
         graph = without_communication(graph) if no_communication else graph
         return TraceReplay(recorded=run(recorded), changed=None if graph is recorded else run(graph))
 
+    @typed()
     def predict(
         self,
-        variants: Sequence[str] | None = None,
+        variants: str | Sequence[str] | None = None,
         *,
         changes: Changes = UNCHANGED,
         stream_wait_s: float | None = None,
@@ -200,6 +204,10 @@ class Trace:
         max_error
             Relative error of the step's replay from which no other wiring is predicted.
         """
+        real(max_error, "max_error", math.inf, zero=True, hint="a share of the step, e.g. 0.1")
+        if stream_wait_s is not None:
+            real(stream_wait_s, "stream_wait_s", 1.0, zero=True, hint="seconds, e.g. 1e-6")
+        names = [variants] if isinstance(variants, str) else variants
         graph = self.graph
         if graph.origin is not None and contention not in (None, "none"):
             raise UsageError(
@@ -217,7 +225,7 @@ class Trace:
         if abs(replayed.error) <= max_error:
             times = predict_variants(
                 step,
-                variants or DEFAULT_VARIANTS,
+                names or DEFAULT_VARIANTS,
                 stream_wait_s=stream_wait_s,
                 contention=shared,
                 contended=contention is None,

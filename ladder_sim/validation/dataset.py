@@ -17,9 +17,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ladder_sim.costs.memory import weight_bytes
 from ladder_sim.errors import InfeasibleError, UnknownNameError, UsageError
+from ladder_sim.hf.feed_forward import Moe
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS, Argument
+from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.system.files import read_bytes, shown_path
 from ladder_sim.units import quoted
@@ -40,6 +43,8 @@ MAX_DISAGREEMENT = 0.01
 Row = TypeVar("Row")
 # beyond any machine and any request
 _MAX_TOKENS_PER_S, _MAX_SECONDS = 1e12, 1e9
+# of the time that the weights take at the memory's bandwidth: less is another unit or another model
+_LEAST_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,15 +262,24 @@ def _measurement(line: int, cells: Mapping[str, str]) -> Measurement:
     arguments = {name: _value(ARGUMENTS[name], cell[name]) for name in _ARGUMENTS}
     configuration = Configuration(source=cell["source"], **arguments)
     variant = canonical(cell["variant"])
-    _check(configuration, variant)
+    least_s = _least_step_s(configuration, variant)
     ttft_s, tpot_s = (_number(cell, name, _MAX_SECONDS) for name in PASSES)
     if configuration.gen == 1 and tpot_s is not None:
         raise UsageError("tpot_s of 1 new token: there is no decode step", hint="leave it empty")
+    rate = _tokens_per_s(cell, configuration, ttft_s, tpot_s)
+    steps_s = {"ttft_s": ttft_s, "tpot_s": tpot_s, "the request": configuration.batch / rate}
+    for name, seconds in steps_s.items():
+        if seconds is not None and seconds < least_s:
+            raise UsageError(
+                f"{name} takes {1e3 * seconds:.3g} ms a step, which reads the weights and takes more than "
+                f"{1e3 * least_s:.3g} ms here",
+                hint="times are in seconds, tokens_per_s of the whole batch; check model, tp and dtype too",
+            )
     return Measurement(
         line=line,
         configuration=configuration,
         variant=variant,
-        tokens_per_s=_tokens_per_s(cell, configuration, ttft_s, tpot_s),
+        tokens_per_s=rate,
         ttft_s=ttft_s,
         tpot_s=tpot_s,
     )
@@ -287,14 +301,31 @@ def _value(argument: Argument, text: str) -> Any:
     return name if name in (*catalog.model_names(), *catalog.cluster_names(), *catalog.stack_names()) else text
 
 
-def _check(configuration: Configuration, variant: str) -> None:
-    """Refuse what breaks a rule; a scenario that cannot run is reported by the comparison."""
+def _least_step_s(configuration: Configuration, variant: str) -> float:
+    """Refuse what breaks a rule, and return the seconds of a step at least.
+
+    They are 0 of a scenario that cannot run, which is reported by the comparison.
+    """
     model = catalog.model(configuration.model)
     parse(variant).check(model.layers)
     try:
-        configuration.scenario()
+        return least_step_s(configuration.scenario())
     except InfeasibleError:
-        return
+        return 0.0
+
+
+def least_step_s(scenario: Scenario) -> float:
+    """Return the seconds below which no step takes as long as the weights that it reads."""
+    read_bytes = _active_share(scenario.model) * weight_bytes(scenario)
+    return _LEAST_SHARE * read_bytes / scenario.cluster.gpu.hbm_bandwidth_Bps
+
+
+def _active_share(model: ModelSpec) -> float:
+    layers = [kind.feed_forward for kind in model.kinds]
+    idle = sum(
+        (each.experts - each.experts_per_token) * each.expert.parameters for each in layers if isinstance(each, Moe)
+    )
+    return 1.0 - idle / model.parameters
 
 
 def _tokens_per_s(

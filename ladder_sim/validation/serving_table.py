@@ -21,19 +21,16 @@ from dataclasses import dataclass
 from typing import NamedTuple, Self, cast
 
 from ladder_sim.closed_loop.step import LIMITS
-from ladder_sim.costs.memory import weight_bytes
 from ladder_sim.errors import InfeasibleError, UnknownNameError, UsageError
-from ladder_sim.hf.feed_forward import Moe
 from ladder_sim.hf.quantization import DType, LayerPart
 from ladder_sim.specs import catalog
-from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.workload import SPREAD
 from ladder_sim.units import quoted
 from ladder_sim.validation.campaigns import Facts, cluster_name, facts, format_name, model_name, stack_name
 from ladder_sim.validation.dataset import COLUMNS as RUN_COLUMNS
-from ladder_sim.validation.dataset import check_known, table_rows
+from ladder_sim.validation.dataset import check_known, least_step_s, table_rows
 from ladder_sim.values import real
 
 TIMES = ("silicon_ttft_ms", "silicon_tpot_ms")
@@ -45,8 +42,6 @@ _ALIAS = {"precision": "dtype"}
 COLUMNS = (*REQUIRED, *_ALIAS, *_OPTIONAL)
 
 _MAX_MILLISECONDS = 1e9
-# of the time that the weights take at the memory's bandwidth: less is another unit or another model
-_LEAST_SHARE = 0.5
 # by which two measurements of TPOT differ if they are not repeats of one run: half of 155 repeats in serving_moe.csv of
 # aiconfigurator-core 0.12.0 are within 0.6 %
 SAME_TPOT = 0.02
@@ -289,8 +284,7 @@ def _check_times(serving: Serving, cell: Mapping[str, str]) -> None:
     except InfeasibleError:
         # reported by the comparison
         return
-    read_bytes = _active_share(scenario.model) * weight_bytes(scenario)
-    least_s = _LEAST_SHARE * read_bytes / scenario.cluster.gpu.hbm_bandwidth_Bps
+    least_s = least_step_s(scenario)
     # the first token takes a step, too
     for column in TIMES if serving.gen > 1 else TIMES[:1]:
         if _seconds(cell, column) < least_s:
@@ -299,14 +293,6 @@ def _check_times(serving: Serving, cell: Mapping[str, str]) -> None:
                 f"{1e3 * least_s:.3g} ms here",
                 hint="times are in milliseconds; check model, tp_size and precision too",
             )
-
-
-def _active_share(model: ModelSpec) -> float:
-    layers = [kind.feed_forward for kind in model.kinds]
-    idle = sum(
-        (each.experts - each.experts_per_token) * each.expert.parameters for each in layers if isinstance(each, Moe)
-    )
-    return 1.0 - idle / model.parameters
 
 
 def _plan(cell: Mapping[str, str], known: Facts, *, has_experts: bool) -> tuple[Plan, int]:

@@ -377,9 +377,7 @@ def _parse(variant: str) -> Variant:
     if not name:
         hybrids = [f"{HYBRID}{family.shortest}:K" for family in FAMILIES.values() if family.fits_hybrids]
         raise UnknownNameError(
-            "variant",
-            variant,
-            [*(family.shortest for family in FAMILIES.values()), *hybrids, "mine.toml"],
+            "variant", variant, [*(family.shortest for family in FAMILIES.values()), *hybrids, "mine.toml"]
         )
     family = FAMILIES[name]
     given = body[len(name) + 1 :].split(":") if body != name else []

@@ -59,12 +59,7 @@ def assemble(
 
 
 def load(
-    shape: ModelConfig,
-    engine: EngineConfig,
-    comm: Communicator,
-    source: Source,
-    work: Workload,
-    device: torch.device,
+    shape: ModelConfig, engine: EngineConfig, comm: Communicator, source: Source, work: Workload, device: torch.device
 ) -> Decoder:
     """Return a decoder with the weights of `source`.
 

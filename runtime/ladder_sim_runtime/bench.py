@@ -257,11 +257,7 @@ def _now() -> float:
 
 
 def _summary(
-    samples: Sequence[_Sample],
-    standard: Sequence[_Sample] | None,
-    watched: Sequence[_Sample],
-    tokens: int,
-    steps: int,
+    samples: Sequence[_Sample], standard: Sequence[_Sample] | None, watched: Sequence[_Sample], tokens: int, steps: int
 ) -> dict[str, object]:
     """Return the medians and every repeat of a variant; its speedup is the median over rounds against standard."""
     summary: dict[str, object] = {

@@ -14,6 +14,7 @@ from ladder_sim.hf.config import Config, read_numbers, read_shape
 from ladder_sim.hf.fields import read_config
 from ladder_sim.hf.shape import Shape
 from ladder_sim.specs.model import ModelSpec
+from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.stack import AttentionKernel, Sampling
 from ladder_sim.units import parse_quantity
 from ladder_sim.values import Limits, check_fields
@@ -67,8 +68,7 @@ class ModelConfig(Config):
         }
         if others := [part for part, there in parts.items() if there]:
             raise UsageError(
-                f"{source} has {' and '.join(others)}, which real passes here do not run",
-                hint="choose another --model",
+                f"{source} has {' and '.join(others)}, which real passes here do not run", hint="choose another --model"
             )
         return replace(plain, **read_numbers(config, plain, source=source))
 
@@ -111,19 +111,17 @@ class ModelConfig(Config):
             raise UsageError(f"{tokens} tokens: the model's longest context is {self.max_positions}", hint=hint)
 
     def layers_of(self, stage: int, stages: int) -> range:
-        """Return the layers of a pipeline stage.
+        """Return the layers of a pipeline stage, as predictions have them (`Plan.stages`).
 
-        What is left over goes to the stages before the last, backwards. As in vLLM: the last one has the LM head as
-        well. Raises InfeasibleError if there are more stages than layers.
+        Raises InfeasibleError if there are more stages than layers.
         """
         if stages > self.layers:
             raise InfeasibleError(
                 f"{stages} stages cannot share {self.layers} layers", hint=f"--pp must be at most {self.layers}"
             )
-        each, more = divmod(self.layers, stages)
-        longer = range(stages - 1 - more, stages - 1)
-        first = stage * each + sum(before in longer for before in range(stage))
-        return range(first, first + each + (stage in longer))
+        counts = Plan(pp=stages).stages(self.layers)
+        first = sum(counts[:stage])
+        return range(first, first + counts[stage])
 
     def check_ranks(self, tp: int, ep: int = 1, attention_dp: int = 1) -> None:
         """Raise InfeasibleError unless ranks can share this model: `tp` in each of `attention_dp` groups.

@@ -418,11 +418,7 @@ def _attends(call: _Attention, layer: _Layer, index: Index | None) -> Iterator[A
     """Yield attention to the cache; entries that stand for several tokens come behind a window of single ones."""
     window = layer.window or call.window
     own = Attend(
-        heads=call.heads,
-        kv_heads=call.kv_heads,
-        key_dim=call.key_dim,
-        value_dim=call.value_dim,
-        window=window,
+        heads=call.heads, kv_heads=call.kv_heads, key_dim=call.key_dim, value_dim=call.value_dim, window=window
     )
     compressed = call.entries - _TOKENS
     if compressed <= 0:

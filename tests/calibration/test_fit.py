@@ -209,7 +209,7 @@ def test_without_measurements_sampling_is_a_small_kernel_however_it_is_done(tmp_
     ]
 
 
-def test_fit_diff_and_export_by_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fit_and_diff_by_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     samples(tmp_path / "s.jsonl")
     for name in ("one", "two"):
         out = tmp_path / f"{name}.json.gz"
@@ -219,10 +219,6 @@ def test_fit_diff_and_export_by_the_command_line(tmp_path: Path, capsys: pytest.
     assert main(["diff", str(tmp_path / "one.json.gz"), str(out)]) == 0
     assert "gemm bf16: 36 points" in (shown := capsys.readouterr().out)
     assert "takes 1.000 times as long" in shown
-    assert main(["export", str(out)]) == 0
-    header, *rows = capsys.readouterr().out.splitlines()
-    assert header == "table,point,seconds"
-    assert len(rows) == 36 + len(SIZES)
 
 
 def test_samples_are_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,11 +9,8 @@ import pytest
 
 from ladder_sim import Scenario
 from ladder_sim.costs.collectives.fabrics import fabric_curve
-from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.errors import LadderSimError, UsageError
-from ladder_sim.graph.ops import Op
-from ladder_sim.kernels import CollectiveShape
 from ladder_sim_calibration.__main__ import main
 from ladder_sim_calibration.nccl_tests.sweep import (
     Sweep,
@@ -74,7 +71,6 @@ def test_log(tmp_path: Path) -> None:
     assert sweep.hosts == {"node-0": 8, "node-1": 8}
     assert sweep.device == "NVIDIA H100 80GB HBM3"
     assert sweep.bus_factor == pytest.approx(2 * 15 / 16, rel=0.01)
-    assert read_sweep(tmp_path / "a.log", "out").seconds[0] == pytest.approx(44e-6)
 
 
 @pytest.mark.parametrize(
@@ -126,9 +122,6 @@ def test_wrong_rows_of_a_log_that_ends_early_are_left_out(tmp_path: Path) -> Non
     text = (NCCL / "nccl_validation_failed.log").read_text("utf-8")
     sweep = read_sweep(write(tmp_path / "a.log", text[: text.index("# Out of bounds")]))
     assert (len(sweep.sizes), len(sweep.wrong)) == (6, 7)
-    # of the other placement none may be wrong
-    mixed = text[: text.index("# Out of bounds")].replace(" 237858 ", "      0 ", 7)
-    assert not read_sweep(write(tmp_path / "a.log", mixed), "out").wrong
 
 
 def test_json_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,7 +161,6 @@ def test_json_output_with_an_object_for_each_placement(tmp_path: Path) -> None:
     sweep = read_sweep(path, force=True)
     assert (sweep.op, sweep.sizes, sweep.wrong) == ("all_reduce", (16.0, 32.0), (64.0,))
     assert (sweep.hosts, sweep.device, sweep.seconds[0]) == ({"node0": 8, "node1": 8}, "H100", pytest.approx(8e-6))
-    assert read_sweep(path, "out", force=True).seconds[0] == pytest.approx(9e-6)
     with pytest.raises(UsageError, match="ends in the middle of its JSON"):
         read_sweep(write(tmp_path / "a.json", json.dumps(document)[:-40]))
 
@@ -287,7 +279,7 @@ def test_fabric_needs_an_all_reduce_of_those_nodes(tmp_path: Path) -> None:
 def test_profile_needs_one_node(tmp_path: Path) -> None:
     sweep = read_sweep(write(tmp_path / "a.log", log()))
     with pytest.raises(UsageError, match="lists 2 hosts"):
-        add_to_profile(load_profile("h100-sxm"), sweep, name="mine", ranks=16, algorithm="nccl", created="2025-01-31")
+        add_to_profile(load_profile("h100-sxm"), sweep, name="mine", ranks=16, created="2025-01-31")
 
 
 def test_fabric_from_log_to_prediction(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -328,18 +320,6 @@ def test_profile_from_log_to_prediction(tmp_path: Path) -> None:
     slow, fast = (predict_one(Scenario(model="70b"), profile=used).request_s for used in (profile, base))
     assert slow > fast
     assert main(["show", str(out)]) == 0
-
-
-def test_a_measured_algorithm_takes_the_place_of_its_formula(tmp_path: Path) -> None:
-    """16 MB in 60 us, which no formula of multimem says."""
-    source = write(tmp_path / "multimem.csv", "bytes,time_us\n8192,9\n1048576,13\n16777216,60\n1073741824,3900\n")
-    out = tmp_path / "mine.json.gz"
-    arguments = ("import", "nccl-tests", str(source), "--base", "h100-sxm", "--ranks", "8", "--algorithm", "multimem")
-    assert main([*arguments, "--out", str(out)]) == 0
-    scenario = Scenario(model="70b", allreduce="multimem", gen=1)
-    op = Op(name="all_reduce", kind="all_reduce", shape=CollectiveShape(message_bytes=2**24))
-    (mine,) = KernelCosts(scenario, load_profile(out)).estimates([op])
-    assert (mine.seconds, mine.source, mine.algorithm) == (pytest.approx(60e-6), "measured", "multimem")
 
 
 @pytest.mark.parametrize(

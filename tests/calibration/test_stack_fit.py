@@ -19,9 +19,8 @@ from ladder_sim.prediction import resolve_profile
 from ladder_sim.validation.compare import unseen, validate
 from ladder_sim.validation.dataset import PROTOCOLS, Configuration, Measurement, read_dataset
 from ladder_sim_calibration.__main__ import main
-from ladder_sim_calibration.stack_fit.fit import fit_stack
+from ladder_sim_calibration.stack_fit.fit import conformal, fit_stack, unseen_runs
 from ladder_sim_calibration.stack_fit.problem import PRIORS, Problem
-from ladder_sim_calibration.stack_fit.unseen import conformal, unseen_runs
 from tests.conftest import REPO
 from tests.support.commands import run
 

@@ -127,6 +127,22 @@ def test_requests_of_one_length_stay_in_lockstep_where_prompts_go_first(
     assert served.tpot_s == pytest.approx(0.012 + (concurrency - ahead) * prompt_s / steps)
 
 
+@given(step_times(), STEPS, st.floats(0.0, 300.0), st.booleans())
+def test_a_front_end_of_any_length_only_adds_its_time(times: Steps, steps: int, power: float, mixed: bool) -> None:
+    """Guards one of more steps than were simulated, which was an IndexError, and requests for less than no time."""
+    load: dict[str, Any] = {"concurrency": 8, "prompt": 300, "steps": steps, "slots": 1e9}
+    outside_s = 10.0**power
+    served = simulate(times, scheduling(mixed=mixed), front_end=FrontEnd(outside_s), **load)
+    assert 0.0 < served.in_engine <= 8.0
+    # no step holds more than all clients
+    longest_s = max(times.decode_s) + 8 * times.added_s[-1]
+    assert outside_s <= served.ttft_s * (1.0 + 1e-9)
+    # each waits for others at most, and half of them may join a step earlier
+    for ttft_s in (served.ttft_s, served.ttft_p50_s):
+        assert (outside_s - 2.0 * longest_s) * (1.0 - 1e-9) <= ttft_s <= (outside_s + 20.0 * longest_s) * (1.0 + 1e-9)
+    assert 0.0 < served.tpot_s <= 2.0 * longest_s
+
+
 def test_more_requests_than_slots_wait_and_nothing_else_changes() -> None:
     times = Steps(decode_s=[0.012] * 129, tokens=[1024, 8192], added_s=[0.03, 0.24])
     load = {"prompt": 1024, "steps": 200, "slots": 8.0}

@@ -369,6 +369,7 @@ def test_a_silent_connection_is_closed_and_the_server_is_not_named(
     """Regression: idle connections stayed for ever, until the process had no more of them."""
     from tests.support.explorer_browser import served
 
+    assert 0.0 < server_module.Handler.timeout <= 120.0
     monkeypatch.setattr(server_module.Handler, "timeout", 0.2)
     with served() as url, socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), HANG_S) as silent:
         with urlopen(url) as answer:

@@ -214,7 +214,7 @@ def test_sizes_of_an_import(
         before = after = Scenario(**shared, tp=8)
         base = resolve_profile(before, None)
         assert base is not None
-        profile = add_to_profile(base, sweep, name="mine", ranks=8, algorithm="nccl", created="2026-11-26")
+        profile = add_to_profile(base, sweep, name="mine", ranks=8, created="2026-11-26")
     measured_on = Scenario(**shared, nodes=2) if nodes else before
     # what 2 nodes, or one, took before lies between what others of the import take
     between = {

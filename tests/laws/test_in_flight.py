@@ -14,7 +14,7 @@ from ladder_sim.closed_loop.loop import ServedRequest
 from ladder_sim.closed_loop.step import simulate_requests
 from ladder_sim.costs.memory import kv_requests
 from ladder_sim.prediction import resolve_profile
-from ladder_sim.serving import Lengths, Service, Traffic
+from ladder_sim.serving import Lengths, Request, Service, Traffic
 from ladder_sim.specs.workload import ROUNDS, SPREAD
 from tests.support.laws import law
 from tests.support.random_scenarios import EXPERTS, scenarios
@@ -112,22 +112,23 @@ def service(stack: str, cluster: str, tp: int, context: int) -> Service:
 
 
 def served_s(served: Service, in_flight: int, prompt: int, gen: int, seed: int) -> tuple[float, float]:
-    """TTFT and TPOT of requests served one by one, whose lengths spread as predictions have it."""
-    prompts, answers = (
-        Lengths.parse(f"uniform:{max(least, round((1.0 - SPREAD) * mean))}:{round((1.0 + SPREAD) * mean)}")
-        for least, mean in ((1, prompt), (2, gen))
+    """TTFT and TPOT of requests served one by one, of lengths as predictions have them, drawn at random."""
+    count, spread = max(round(ROUNDS) * in_flight, 200), SPREAD if in_flight > 1 else 0.0
+    parts = np.random.default_rng(seed).uniform(1.0 - spread, 1.0 + spread, (2, count))
+    lengths = (
+        np.maximum(np.rint(mean * part), least).astype(int).tolist()
+        for mean, part, least in zip((prompt, gen), parts, (1, 2), strict=True)
     )
-    requests = round(max(ROUNDS * in_flight, 200))
-    traffic = Traffic(prompt=prompts, gen=answers, concurrency=in_flight, requests=requests, seed=seed)
-    done = served.run("standard", traffic, concurrency=in_flight).answers
+    requests = [Request(arrival_s=0.0, prompt=tokens, gen=answer) for tokens, answer in zip(*lengths, strict=True)]
+    done = served.run("standard", requests, concurrency=in_flight).answers
     further = sum(each.request.gen - 1 for each in done)
     return sum(each.ttft_s for each in done) / len(done), sum(each.last_s - each.first_s for each in done) / further
 
 
-@law(examples=20)
+@law(examples=40)
 @given(
     st.sampled_from(["vllm", "sglang", "trtllm"]),
-    st.sampled_from([("h100-sxm", 4), ("h100-sxm", 8), ("l40s-pcie", 1)]),
+    st.sampled_from([("h100-sxm", 4), ("h100-sxm", 8), ("a100-sxm-roce", 2), ("l40s-pcie", 1)]),
     st.sampled_from([1, 2, 4, 8, 16, 32, 64]),
     st.sampled_from([16, 128, 512, 1024, 2048, 4096, 8192, 16384]),
     st.sampled_from([2, 3, 4, 8, 16, 34, 64, 102, 128, 256, 512]),
@@ -149,6 +150,22 @@ def test_requests_are_predicted_as_they_are_served(
     seeds_s = [tpot_s, *(served_s(served, in_flight, prompt, gen, seed)[1] for seed in (1, 2, 3))]
     assert prediction.tpot_s is not None
     assert 0.9 * min(seeds_s) <= prediction.tpot_s <= 1.1 * max(seeds_s)
+
+
+@pytest.mark.parametrize(
+    ("on", "in_flight", "prompt"),
+    [(("a100-sxm-roce", 2), 1, 8192), (("l40s-pcie", 1), 1, 8192), (("l40s-pcie", 1), 16, 128)],
+)
+def test_answers_of_two_tokens_are_predicted_as_they_are_served(
+    on: tuple[str, int], in_flight: int, prompt: int
+) -> None:
+    """Regression: a lone client's chunks did not read those before them: E2E was 11 to 14 % too short.
+
+    And what several short prompts add to a step was taken from one of them and from a full step: 13 to 16 % too long.
+    """
+    served = service("vllm", *on, 32000)
+    request_s = predict(loaded(served.scenario, concurrency=in_flight, prompt=prompt, gen=2))["standard"].request_s
+    assert request_s == pytest.approx(sum(served_s(served, in_flight, prompt, 2, 0)), rel=0.05)
 
 
 @pytest.mark.parametrize(

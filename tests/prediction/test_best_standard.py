@@ -53,6 +53,11 @@ def test_one_gpu_and_a_single_plan_cost_nothing(monkeypatch: pytest.MonkeyPatch)
     assert candidates(Scenario(model="8b", tp=1)) == []
 
 
+def test_plans_without_the_all_reduce_asked_for_are_left_out() -> None:
+    """Regression: the answer was the refusal of a plan that nobody had asked about."""
+    assert found(model="8b", tp=1, dp=2, batch=2, p2p=False, allreduce="two-shot") is None
+
+
 def test_experts_are_spread_as_every_engine_can() -> None:
     plans = candidates(Scenario(model="qwen3-30b-a3b", stack="vllm", concurrency=64))
     assert {plan.ep == 1 or plan.ep == plan.ranks for plan in plans} == {True}

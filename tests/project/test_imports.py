@@ -151,6 +151,23 @@ def test_a_prediction_loads_only_what_it_needs(heavy: str) -> None:
     assert _python(f"import sys; {code}; print({heavy!r} in sys.modules)", REPO) == "False"
 
 
+def test_a_warm_prediction_enters_few_files() -> None:
+    """A reader who follows one prediction opens these; code that dataclasses generate has no file."""
+    code = """
+import os, sys
+import ladder_sim
+from ladder_sim import Scenario, predict
+scenario, entered = Scenario(model="70b", tp=8), set()
+folder = os.path.dirname(ladder_sim.__file__)
+predict(scenario)
+sys.setprofile(lambda frame, *_: entered.add(frame.f_code.co_filename))
+predict(scenario)
+sys.setprofile(None)
+print(sum(file.startswith(folder) for file in entered))
+"""
+    assert int(_python(code, REPO)) <= 24
+
+
 def test_calibrate_starts_without_torch() -> None:
     """Only `calibrate run` and `crosscheck` need it, and importing it takes seconds."""
     assert _python("import sys, ladder_sim_calibration.__main__; print('torch' in sys.modules)", REPO) == "False"

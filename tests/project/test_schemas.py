@@ -22,7 +22,6 @@ from ladder_sim.specs.scenario import Scenario
 from ladder_sim.system.files import Schema
 from ladder_sim.traces import perfetto
 from ladder_sim.traces.load import load
-from ladder_sim_calibration.crosscheck.store import read_result
 from ladder_sim_calibration.fit.samples import Sample, SampleStore
 from ladder_sim_calibration.steps_fit import steps_toml
 from tests.conftest import DATA, REPO
@@ -130,7 +129,6 @@ def test_only_versions_that_are_known_are_read() -> None:
     [
         ("profile.json", load_profile),
         ("moe.json", lambda path: read_moe(str(path), Gpu.of(catalog.cluster("h100-sxm").gpu), None)),
-        ("crosscheck.json", read_result),
         ("cluster.toml", lambda path: catalog.cluster(str(path))),
         ("steps.toml", MeasuredSteps.read),
         ("samples.jsonl", SampleStore),
@@ -140,7 +138,7 @@ def test_only_versions_that_are_known_are_read() -> None:
 def test_a_version_that_is_no_number_is_refused_in_the_same_words(
     name: str, read: Callable[[Path], object], tmp_path: Path
 ) -> None:
-    """Regression: profiles and results of cross-checks had words of their own."""
+    """Regression: profiles had words of their own."""
     path = tmp_path / name
     document: dict[str, Any] = {"schema_version": "one"}
     if name == "samples.jsonl":
@@ -185,11 +183,6 @@ def test_an_exported_trace_of_0_1_is_read() -> None:
     assert graph.lanes
     assert graph.ops
     check("trace", json.loads(perfetto.to_json({"again": graph})))
-
-
-def test_a_cross_check_of_0_1_is_read() -> None:
-    assert read_result(OLD / "crosscheck.json")["schema_version"] == 2
-    check("crosscheck", json.loads((OLD / "crosscheck.json").read_text("utf-8")))
 
 
 def test_samples_of_0_1_are_refused_because_they_were_measured_otherwise() -> None:

@@ -27,7 +27,6 @@ from ladder_sim.specs.stack import AllReduce, GpuLimits, OwnAllReduce, StackSpec
 from ladder_sim.system.files import KEY, Schema
 from ladder_sim.units import short_name
 from ladder_sim.values import field_kinds, limits_of, meanings, settable_fields
-from ladder_sim_calibration.crosscheck.store import ResultDocument
 from ladder_sim_calibration.fit.samples import Sample
 from tests.conftest import REPO
 from tests.support.answers import answers
@@ -87,7 +86,6 @@ def made() -> dict[str, dict[str, Any]]:
             "The answer of `ladder-sim doctor --json`",
             _marked(ladder_sim.cli.doctor.SCHEMA, typed(ladder_sim.cli.doctor.Report)),
         ),
-        "crosscheck": _of("A result of `ladder-sim calibrate check --json`", typed(ResultDocument)),
         "steps": _of(
             "Times of steps (.toml), of `ladder-sim calibrate fit-steps`",
             _marked(ladder_sim.serving.engine.measured_steps.SCHEMA, table(MeasuredSteps)),

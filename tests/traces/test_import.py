@@ -620,3 +620,28 @@ def test_a_trace_in_milliseconds_is_refused(saved: Saved) -> None:
         trace.kernel("gemm", 0.05 * start, 0.05 * start + 0.01, 0.03)
     with pytest.raises(UsageError, match=r"half of the kernels of a trace last less than 0\.03 us"):
         saved(trace)
+
+
+@pytest.mark.parametrize(
+    ("start", "lasts", "message"),
+    [
+        (1000.0, 1000.0, r"the shortest of 50 kernels lasts 1e\+03 us"),
+        (1.0, 1000.0, r"kernels of stream 7 last 5e\+04 us together, in 1\.05e\+03 us: it runs one at a time"),
+    ],
+)
+def test_a_trace_in_nanoseconds_is_refused(saved: Saved, start: float, lasts: float, message: str) -> None:
+    """Regression: steps took seconds; with nanoseconds in durations alone a trace had "no communication"."""
+    trace = TraceFile()
+    for number in range(50):
+        trace.kernel("gemm", start * number, start * (number + 1), lasts)
+    with pytest.raises(UsageError, match=message):
+        saved(trace)
+
+
+def test_an_event_without_its_duration_is_refused(saved: Saved) -> None:
+    """Regression: kernels without one took no time, and the answer said nothing of it."""
+    trace = TraceFile()
+    trace.kernel("gemm", 0, 10, 30)
+    del trace.events[-1]["dur"]
+    with pytest.raises(UsageError, match="lasts None: times must be numbers"):
+        saved(trace)

@@ -1,11 +1,14 @@
 """Traces that lack something: what ran before them, launches, ranks, a dependency. What is missing is said."""
 
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ladder_sim.errors import UsageError
+from ladder_sim import Trace
+from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.traces.graph import ALONE, EARLIER
 from ladder_sim.traces.iterations import choose_step
 from ladder_sim.traces.load import load
@@ -175,3 +178,25 @@ def test_one_rank_of_two_names_both_meanings(tmp_path: Path) -> None:
     assert "waits stay" in text
     assert "'if waits stay' as work" in " ".join(text.split())
     assert "waits stay" not in commands.run("trace", "predict", *map(str, paths)).out
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"stream_wait_s": -1.0}, r"stream_wait_s is -1\.0: must be a number from 0 and up to 1"),
+        ({"stream_wait_s": math.nan}, "stream_wait_s is nan"),
+        ({"max_error": math.nan}, "max_error is nan"),
+        ({"variants": "laddr"}, "unknown variant 'laddr'"),
+    ],
+)
+def test_what_predicts_nothing_is_refused(given: dict[str, Any], message: str) -> None:
+    """Regression: a stream that waits for less than no time made ladder 198 times as fast."""
+    with pytest.raises(LadderSimError, match=message):
+        Trace(MEGATRON).predict(**given)
+
+
+@pytest.mark.parametrize(("paths", "given"), [([], {}), (MEGATRON, {"start_s": "a"}), (MEGATRON, {"step": 1.5})])
+def test_what_is_no_part_of_a_run_is_refused(paths: Any, given: dict[str, Any]) -> None:
+    """Regression: without a file, and with text for a time, internal exceptions were the message."""
+    with pytest.raises(UsageError, match="must be"):
+        Trace(paths, **given)

@@ -38,7 +38,7 @@ from ladder_sim.system.arguments import Parser
 from ladder_sim.system.files import write_file
 from ladder_sim.validation.dataset import read_table
 from ladder_sim.validation.serving_table import Serving, read_servings
-from ladder_sim_calibration.stack_fit.unseen import conformal
+from ladder_sim_calibration.stack_fit.fit import conformal
 from tools.profiles.serving_fit import Problem, fit_serving, log_errors
 
 # of an engine on a GPU: fewer say little

@@ -1,5 +1,4 @@
 """Predictions of one machine from real passes on it, compared with requests that took turns with those passes.
 
-`run` observes, predicts with `ladder_sim_calibration.passes` and judges the errors, and `store` reads earlier results.
-`run` needs torch.
+`run` observes, predicts with `ladder_sim_calibration.passes` and judges the errors; it needs torch.
 """

@@ -1,14 +1,12 @@
 """`crosscheck`: predict every wiring from measurements of this machine, run them all, and compare."""
 
 import argparse
-import math
 import sys
 from pathlib import Path
 from typing import Any
 
 from ladder_sim.cli.output import check_result_file, write, write_result
 from ladder_sim.costs.profile_file import load_profile, save_profile
-from ladder_sim.errors import UsageError
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.system.files import check_folder
 from ladder_sim.values import whole
@@ -20,7 +18,7 @@ VARIANTS = ("standard", "parallel", "ladder", "hybrid-ladder:4", "desync:4", "up
 # small enough for a CPU
 WORKLOAD = {"batch": 1, "prompt": 32, "gen": 8}
 # emulated links: parts of standard's time that messages take
-SHARES = ("0.2", "0.3", "0.4", "0.5")
+SHARES = (0.2, 0.3, 0.4, 0.5)
 # those of `run.BOUNDS`; that module needs torch
 BACKENDS = ("emulate", "gloo")
 
@@ -35,7 +33,7 @@ def add_to(commands: Any) -> None:
         "Under torchrun this process is one of the ranks.",
     )
     add = check.add_argument
-    add("--model", help=ARGUMENTS["model"].help)
+    add("--model", required=True, help=ARGUMENTS["model"].help)
     add(
         "--variant",
         type=words,
@@ -47,18 +45,11 @@ def add_to(commands: Any) -> None:
     add_passes(check.add_argument_group("workload and stack"), WORKLOAD)
     add = check.add_argument_group("communication").add_argument
     add("--backend", choices=BACKENDS, default="emulate", help="emulate (default): emulated links; gloo: CPU ranks")
-    add(
-        "--share",
-        type=words,
-        action="extend",
-        help=f"emulated links: parts of standard's time that messages take (default {','.join(SHARES)})",
-    )
     add("--threads", type=int, default=1, help="CPU threads of each rank (default %(default)s)")
     add("--timeout", type=read_time, default="120s", help="time that ranks wait (default %(default)s)")
     add("--rounds", type=int, default=15, help="requests of each wiring and link (default %(default)s)")
     add("--profile", type=Path, metavar="FILE", help="predict from a profile of such passes instead of measuring one")
     add = check.add_argument_group("output").add_argument
-    add("--from", dest="earlier", type=Path, metavar="FILE", help="show an earlier result's JSON")
     add("--json", action="store_true", help="one JSON object")
     add("--save", type=Path, metavar="FILE", help="write to a .json or .txt file instead of stdout")
     add("--html", type=Path, metavar="FILE", help="write a page with plots as well")
@@ -72,18 +63,6 @@ def _run(options: argparse.Namespace) -> int:
     check_folder("--html", options.html)
     check_folder("--save", options.save)
     check_folder("--out", options.out)
-    if (options.model is None) == (options.earlier is None):
-        raise UsageError(
-            "give either --model or --from", hint="--model 1b measures, --from FILE shows an earlier result"
-        )
-    from ladder_sim_calibration.crosscheck.store import read_result
-
-    if options.earlier:
-        return _show(read_result(options.earlier), options)
-    return _measure(options)
-
-
-def _measure(options: argparse.Namespace) -> int:
     require_torch()
     from ladder_sim_calibration.crosscheck.run import cross_check
     from ladder_sim_calibration.passes.observe import Experiment
@@ -94,7 +73,7 @@ def _measure(options: argparse.Namespace) -> int:
         scenario=passes_of(options, options.model, WORKLOAD, "tp"),
         variants=variants,
         runs=variants,
-        shares=tuple(_share(text) for text in options.share or SHARES),
+        shares=SHARES,
         rounds=whole(options.rounds, "--rounds", 2, 100_000),
         threads=whole(options.threads, "--threads", 1, 1024),
         links=CommConfig(backend=options.backend, timeout_s=options.timeout),
@@ -108,16 +87,6 @@ def _measure(options: argparse.Namespace) -> int:
         save_profile(profile, options.out)
         print(f"written: {options.out}", file=sys.stderr)
     return _show(result, options)
-
-
-def _share(text: str) -> float:
-    try:
-        share = float(text)
-    except ValueError:
-        share = math.nan
-    if not 0.0 < share < 1.0:
-        raise UsageError(f"--share '{text}': must be between 0 and 1", hint="0.4: messages take 40 % of the time")
-    return share
 
 
 def _show(result: dict[str, Any], options: argparse.Namespace) -> int:

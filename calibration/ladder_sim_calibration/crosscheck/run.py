@@ -7,13 +7,14 @@ from typing import Any
 
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.table_parts import in_place_entry
+from ladder_sim.system.files import Schema
 from ladder_sim.validation.runs import Compared, check_same, compare_requests
-from ladder_sim_calibration.crosscheck.store import SCHEMA
 from ladder_sim_calibration.passes.fit import on_link, profile_of, times_of
 from ladder_sim_calibration.passes.observations import Observations, OnLink, name_of, scenario_of, steps
 from ladder_sim_calibration.passes.observe import Experiment, observe
 from ladder_sim_runtime.environment import environment
 
+SCHEMA = Schema(version=3)
 # what a result calls quantities
 NAMES = {"ttft_s": "prefill", "tpot_s": "decode", "request_s": "request", "speedup": "speedup"}
 

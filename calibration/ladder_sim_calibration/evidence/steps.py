@@ -295,12 +295,7 @@ class Evidence:
 
         most = {"most": self._options.most} if self._options.most else {}
         planned = ops_of(
-            [catalog.model(self._model)],
-            [self._tp],
-            Layout(1, self._ranks),
-            cuda=self._on_gpus,
-            overlap=True,
-            **most,
+            [catalog.model(self._model)], [self._tp], Layout(1, self._ranks), cuda=self._on_gpus, overlap=True, **most
         )
         timed = {sample.op for sample in self._store.samples if sample.seconds is not None}
         causes = {sample.op: sample.cause for sample in self._store.samples if sample.cause}

@@ -1,7 +1,6 @@
-"""`calibrate fit`, `diff` and `export`: makes a profile of samples, compares two profiles, writes one as CSV."""
+"""`calibrate fit` and `diff`: makes a profile of samples, and compares two profiles."""
 
 import argparse
-import csv
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +21,7 @@ from ladder_sim_calibration.options import add_created, profile_name
 
 
 def add_to(commands: Any) -> None:
-    """Add `fit`, `diff` and `export` to the command line."""
+    """Add `fit` and `diff` to the command line."""
     fit = commands.add_parser("fit", help="make a profile of a samples file")
     fit.add_argument("samples", type=Path, help="file that `calibrate run` wrote")
     fit.add_argument("--cluster", required=True, help="catalog cluster, or its .toml, whose GPU was measured")
@@ -36,10 +35,6 @@ def add_to(commands: Any) -> None:
     diff.add_argument("first", help="name of a shipped profile, or a file")
     diff.add_argument("second", help="the same")
     diff.set_defaults(run=_diff)
-
-    export = commands.add_parser("export", help="write a profile's measurements as CSV to stdout")
-    export.add_argument("profile", help="name of a shipped profile, or a file")
-    export.set_defaults(run=_export)
 
 
 def _fit(options: argparse.Namespace) -> None:
@@ -123,13 +118,6 @@ def _diff(options: argparse.Namespace) -> None:
         low, middle, high = np.quantile(ratios, [0.05, 0.5, 0.95])
         spread = f"{middle:.3f} times as long ({low:.3f} to {high:.3f})"
         print(f"{table}: {len(ratios)} points, {options.second} takes {spread}")
-
-
-def _export(options: argparse.Namespace) -> None:
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(("table", "point", "seconds"))
-    for (table, point), seconds in measurements(load_profile(options.profile)):
-        writer.writerow((table, point, repr(seconds)))
 
 
 def measurements(profile: CalibrationProfile) -> Iterator[tuple[tuple[str, str], float]]:

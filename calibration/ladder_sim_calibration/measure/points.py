@@ -68,6 +68,7 @@ CONTEXTS = (128, 512, 1024, 2048, 4096, 8192)
 SEQUENCES = (1, 4, 16)
 # whose next tokens are chosen
 SAMPLED = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+SAMPLING = ("sample_greedy", "sample_top_k", "sample_top_p")
 # bytes of elementwise kernels: 4 KB to 256 MB
 MOVED = tuple(4.0**power * 4096 for power in range(9))
 # bytes of collectives: 1 KB to 256 MB
@@ -127,7 +128,8 @@ def ops_of(
         *(op for part in parts for op in _experts(*part)),
         *(_op(kind, bytes=size) for kind in ELEMENTWISE for size in MOVED),
         *_launches(cuda=cuda),
-        *(op for model in models for op in _sampling(model)),
+        # over the whole vocabulary: every rank has all logits by then
+        *(_op(op, batch=each, vocab=model.vocab) for model in models for each in SAMPLED for op in SAMPLING),
         *_collectives(world, cuda=cuda),
         *(op for shard in shards for op in _held(shard, cuda=cuda) if overlap),
         *(op for shard in shards for op in _overlaps(shard, world)),
@@ -179,13 +181,6 @@ def _attention(shard: Shard) -> Iterator[Sample]:
         for sequences in SEQUENCES:
             yield _op("attention_prefill", q_len=length, **shard.cache(sequences))
             yield _op("attention_decode", kv_len=length, **shard.cache(sequences))
-
-
-def _sampling(model: ModelSpec) -> Iterator[Sample]:
-    """Yield sampling ops over the whole vocabulary: every rank has all logits by then."""
-    for sequences in SAMPLED:
-        for op in ("sample_greedy", "sample_top_k", "sample_top_p"):
-            yield _op(op, batch=sequences, vocab=model.vocab)
 
 
 def _experts(model: ModelSpec, tp: int) -> Iterator[Sample]:

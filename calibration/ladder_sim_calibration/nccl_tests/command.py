@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ladder_sim.costs.collectives.algorithms import ALL_REDUCE, OWN
 from ladder_sim.costs.collectives.fabrics import fabric_curve
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.errors import UsageError
@@ -24,9 +23,6 @@ from ladder_sim_calibration.nccl_tests.sweep import (
 )
 from ladder_sim_calibration.options import add_created, profile_name
 
-# what a log or table in one node can be of; NCCL's holds NVLS
-MEASURED = [name for name in ALL_REDUCE if name not in (OWN, "nvls")]
-
 
 def add_to(commands: Any) -> None:
     """Add `import` and its packages to the command line."""
@@ -36,7 +32,6 @@ def add_to(commands: Any) -> None:
         "nccl-tests", help="a log or JSON of NVIDIA's nccl-tests, or a CSV file (bytes,time_us)"
     )
     tests.add_argument("file", type=Path, help="log or JSON (-J) of e.g. all_reduce_perf")
-    tests.add_argument("--placement", choices=("in", "out"), default="in", help="in place (default) or out of place")
     tests.add_argument("--out", type=Path, help="file to write; default: named after FILE, here")
     tests.add_argument("--force", action="store_true", help="import the right results of a log whose check failed")
     add_created(tests)
@@ -51,7 +46,6 @@ def add_to(commands: Any) -> None:
     )
     inside.add_argument("--base", help="profile to start from: a shipped one's name, or a file")
     inside.add_argument("--ranks", type=int, help="GPUs in the group; default: as the log lists them")
-    inside.add_argument("--algorithm", choices=MEASURED, default="nccl")
     tests.set_defaults(run=_import_nccl_tests)
 
 
@@ -61,7 +55,7 @@ def _import_nccl_tests(options: argparse.Namespace) -> None:
             "give either --cluster or --base",
             hint="--cluster makes a fabric file of a log across nodes, --base a profile of a log in one node",
         )
-    sweep = read_sweep(options.file, options.placement, force=options.force)
+    sweep = read_sweep(options.file, force=options.force)
     created, hosts, listed = options.created, len(sweep.hosts), ranks_of(sweep)
     base = options.base
     source = load_profile(base).cluster_name if base else options.cluster
@@ -85,11 +79,9 @@ def _import_nccl_tests(options: argparse.Namespace) -> None:
             raise UsageError(f"--out '{out}': must end in .json.gz", hint="a log in one node makes a profile")
         ranks = _flag_or_log(options.ranks, listed, "--ranks", 2)
         whole = load_profile(base)
-        profile = add_to_profile(
-            whole, sweep, name=profile_name(out), ranks=ranks, algorithm=options.algorithm, created=created
-        )
+        profile = add_to_profile(whole, sweep, name=profile_name(out), ranks=ranks, created=created)
         save_profile(profile, out)
-        curves = whole.collectives.get(collective_of(sweep, ranks), {}).get(options.algorithm, {})
+        curves = whole.collectives.get(collective_of(sweep, ranks), {}).get("nccl", {})
         others = f"profile {whole.name}" if ranks in curves else ""
     else:
         out = options.out or Path(f"{options.file.stem}.toml")

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,7 +28,6 @@ from ladder_sim.errors import UsageError
 from ladder_sim.system.files import KEY, json_fault, read_text, shown_path
 from ladder_sim.units import quoted
 
-Placement = Literal["in", "out"]
 # ranks that a ratio of bandwidths gives are whole to this share, or not known; with more ranks it says too little
 _WHOLE, _MOST_INFERRED = 0.02, 32.5
 # the largest message of decode: 256 requests of a model that is 16,384 wide (Llama 3.1 405B), in 16 bits
@@ -51,11 +50,8 @@ _STARTING = re.compile(r"Collective test starting: (\w+?)_perf")
 _RANK = re.compile(r"#\s+Rank\s+\d+ .* on\s+(\S+) device\s+\d+ \[[^\]]*\] (.+)")
 _FAILED = re.compile(r"Out of bounds values : (\d+) FAILED")
 _PROGRAM = re.compile(r"(?:^|/)(\w+?)_perf\b")
-# keys of a row in the JSON output of versions: its time, bandwidths and wrong results, out of place and in place
-_JSON_KEYS = {
-    "out": (("oop_time", "oop_algbw", "oop_busbw", "oop_error"), "out_of_place"),
-    "in": (("ip_time", "ip_algbw", "ip_busbw", "ip_error"), "in_place"),
-}
+# keys of a row in the JSON output of versions: its time, bandwidths and wrong results, in place
+_FLAT_KEYS = ("ip_time", "ip_algbw", "ip_busbw", "ip_error")
 _NESTED_KEYS = ("time", "alg_bw", "bus_bw", "nwrong")
 
 
@@ -79,8 +75,6 @@ class Sweep:
     """Ranks by host, if the file lists them."""
     device: str = ""
     """GPU, if the file names it."""
-    placement: str = ""
-    """"in place" or "out of place"; empty for a CSV file."""
     program: str = "nccl-tests"
     """The program that measured."""
     wrong: tuple[float, ...] = ()
@@ -119,19 +113,19 @@ class _Content(NamedTuple):
     """Wrong results in all, as the file sums them up."""
 
 
-def read_sweep(path: Path, placement: Placement = "in", *, force: bool = False) -> Sweep:
+def read_sweep(path: Path, *, force: bool = False) -> Sweep:
     """Read a log of nccl-tests, its JSON output, or a file .csv with the columns bytes and time_us.
 
-    `placement` says which columns of a log: in place, as inference engines reduce, or out of place; `force` reads the
-    sizes with right results of a log whose check failed. Raises UsageError if it holds no rows, an impossible time,
-    several operations, sizes that do not increase, or its check failed; names the line.
+    Of a log the columns in place are read, as inference engines reduce; out of place if there are no others. `force`
+    reads the sizes with right results of a log whose check failed. Raises UsageError if it holds no rows, an impossible
+    time, several operations, sizes that do not increase, or its check failed; names the line.
     """
     name = shown_path(path)
     lines = read_text(path, what="a log of nccl-tests").splitlines()
     if path.suffix.lower() == ".csv":
         return _sweep(name, list(_csv_rows(name, lines)))
     text = "\n".join(lines)
-    content = (_json_content if text.lstrip().startswith("{") else _log_content)(name, text, placement)
+    content = (_json_content if text.lstrip().startswith("{") else _log_content)(name, text)
     right = [row for row in content.rows if not row.wrong]
     wrong = tuple(row.size_bytes for row in content.rows if row.wrong)
     if content.failed and not force:
@@ -142,23 +136,18 @@ def read_sweep(path: Path, placement: Placement = "in", *, force: bool = False) 
     if len(content.ops) > 1:
         raise _mixed_error(name, ", ".join(sorted(content.ops)))
     return dataclasses.replace(
-        _sweep(name, right),
-        op=next(iter(content.ops), ""),
-        hosts=content.hosts,
-        device=content.device,
-        placement={"in": "in place", "out": "out of place"}[placement],
-        wrong=wrong,
+        _sweep(name, right), op=next(iter(content.ops), ""), hosts=content.hosts, device=content.device, wrong=wrong
     )
 
 
-def _log_content(name: str, text: str, placement: Placement) -> _Content:
+def _log_content(name: str, text: str) -> _Content:
     ops, hosts, device, rooted, failed = set[str](), dict[str, int](), "", True, 0
     rows: list[_Row] = []
     for number, line in enumerate(text.split("\n"), 1):
         # a launcher's label, a time stamp or a host may stand before it
         comment = line[line.index("#") :].strip() if "#" in line else ""
         if row := _ROW.search(line):
-            rows.extend(_log_row(f"{name}:{number}", number, row[0], placement, rooted=rooted))
+            rows.extend(_log_row(f"{name}:{number}", number, row[0], rooted=rooted))
         elif starting := _STARTING.search(line):
             ops.add(starting[1])
         elif rank := _RANK.match(comment):
@@ -172,7 +161,7 @@ def _log_content(name: str, text: str, placement: Placement) -> _Content:
     return _Content(rows, ops, hosts, device, failed)
 
 
-def _json_content(name: str, text: str, placement: Placement) -> _Content:
+def _json_content(name: str, text: str) -> _Content:
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as fault:
@@ -184,7 +173,7 @@ def _json_content(name: str, text: str, placement: Placement) -> _Content:
             if program := _PROGRAM.search(value):
                 ops.add(program[1])
         elif {"type", "redop"} <= value.keys():
-            rows.extend(_json_row(f"{name}, size {value.get('size', key)}", len(rows) + 1, key, value, placement))
+            rows.extend(_json_row(f"{name}, size {value.get('size', key)}", len(rows) + 1, key, value))
         elif host := next((str(value[each]) for each in ("host", "hostname", "node") if value.get(each)), ""):
             hosts[host] = hosts.get(host, 0) + 1
             device = str(value.get("device_name") or value.get("name") or device)
@@ -206,13 +195,11 @@ def _entries(key: str, value: object) -> Iterator[tuple[str, Any]]:
         yield key, value
 
 
-def _json_row(where: str, number: int, key: str, entry: Mapping[str, Any], placement: Placement) -> Iterator[_Row]:
-    """Yield the rows of one size in JSON: flat, with prefixes for placement, or with an object for each."""
-    names, nested = _JSON_KEYS[placement]
-    cells = entry[nested] if isinstance(entry.get(nested), dict) else entry
-    keys = _NESTED_KEYS if cells is not entry else names
+def _json_row(where: str, number: int, key: str, entry: Mapping[str, Any]) -> Iterator[_Row]:
+    """Yield the row of one size in JSON, in place: its cells have a prefix, or an object of their own."""
+    cells, keys = (entry["in_place"], _NESTED_KEYS) if isinstance(entry.get("in_place"), dict) else (entry, _FLAT_KEYS)
     if keys[0] not in cells:
-        raise UsageError(f"{where}: no {keys[0]}", hint="give --placement out, or measure again")
+        raise UsageError(f"{where}: no {keys[0]}", hint="measure again")
     size = _number(f"{where}: size", str(entry.get("size", key)))
     if size == 0.0:
         return
@@ -294,12 +281,12 @@ time_us = [{", ".join(f"{seconds * 1e6:.6g}" for seconds in sweep.seconds)}]
 
 
 def add_to_profile(
-    base: CalibrationProfile, sweep: Sweep, *, name: str, ranks: int, algorithm: str, created: str
+    base: CalibrationProfile, sweep: Sweep, *, name: str, ranks: int, created: str
 ) -> CalibrationProfile:
     """Return a copy of `base` in which a sweep in one node takes the place of one curve, as far as its sizes reach.
 
-    `algorithm` is what was measured, as ``--allreduce`` names it; `created` is the ISO date of the import. Raises
-    UsageError if the sweep is not a collective of that number of ranks in one node.
+    `created` is the ISO date of the import. Raises UsageError if the sweep is not a collective of that number of ranks
+    in one node.
     """
     op = collective_of(sweep, ranks)
     if len(sweep.hosts) > 1:
@@ -308,13 +295,13 @@ def add_to_profile(
             hint="make a fabric file: give --cluster, --nodes and --ranks-per-node instead of --base",
         )
     curve = Curve(size_bytes=np.array(sweep.sizes), seconds=np.array(sweep.seconds))
-    whole = base.measured_collectives.get((op, algorithm))
+    whole = base.measured_collectives.get((op, "nccl"))
     if whole is not None and ranks in whole.curves:
         curve = _within(curve, whole, ranks)
-    curves = {**base.collectives.get(op, {}).get(algorithm, {}), ranks: curve}
-    algorithms = {**base.collectives.get(op, {}), algorithm: curves}
+    algorithms = base.collectives.get(op, {})
+    algorithms = {**algorithms, "nccl": {**algorithms.get("nccl", {}), ranks: curve}}
     source = ProfileSource(
-        what=f"{op} {algorithm}, {ranks} GPUs",
+        what=f"{op} nccl, {ranks} GPUs",
         version=created,
         licence="",
         files=(Path(sweep.file).name,),
@@ -345,11 +332,10 @@ def _within(curve: Curve, whole: MeasuredCollective, ranks: int) -> Curve:
 
 
 def _source(sweep: Sweep) -> str:
-    parts = (sweep.program, Path(sweep.file).name, sweep.placement, sweep.device)
-    return ", ".join(part for part in parts if part)
+    return ", ".join(filter(None, (sweep.program, Path(sweep.file).name, sweep.device)))
 
 
-def _log_row(where: str, number: int, text: str, placement: Placement, *, rooted: bool) -> Iterator[_Row]:
+def _log_row(where: str, number: int, text: str, *, rooted: bool) -> Iterator[_Row]:
     """Read ``size count type redop [root] time algbw busbw #wrong`` and the last four again, in place."""
     words = text.split()
     size, first = float(words[0]), 5 if rooted else 4
@@ -362,7 +348,7 @@ def _log_row(where: str, number: int, text: str, placement: Placement, *, rooted
     if size == 0.0:
         # the smallest sizes of a sweep are rounded down to zero elements
         return
-    time, algbw, busbw, wrong = rest[-4:] if placement == "in" else rest[:4]
+    time, algbw, busbw, wrong = rest[-4:]
     rates = [_number(f"{where}: {label}", word) for label, word in (("algbw", algbw), ("busbw", busbw))]
     yield _Row(
         line=number,

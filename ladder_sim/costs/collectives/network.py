@@ -56,7 +56,7 @@ DISPATCHED = {"deepep-ll": 0.5, "deepep-ht": 0.5, "nvlink-one-sided": 4.5 / 16.0
 class Network:
     """Collectives of one group of a scenario's ranks: those that share attention, or those that share experts."""
 
-    techniques = ("fused-norm", "quantized-allreduce")
+    techniques = frozenset({"fused-norm", "quantized-allreduce"})
     """Techniques that change them."""
 
     def __init__(

@@ -94,15 +94,7 @@ def _panels(title: str, subtitle: str, axes: Sequence[tuple[str, str]]) -> Figur
 
 
 def _line(
-    panels: Figure,
-    row: int,
-    x: Floats,
-    y: Floats,
-    name: str,
-    colour: str,
-    *,
-    dash: str = "solid",
-    legend: bool = False,
+    panels: Figure, row: int, x: Floats, y: Floats, name: str, colour: str, *, dash: str = "solid", legend: bool = False
 ) -> None:
     line = {"color": colour, "width": 2, "dash": dash}
     panels.add_scatter(
@@ -170,10 +162,7 @@ def capacity_figure(capacity: Capacity) -> Figure:
     for number, bound in enumerate(bounds):
         limit_ms = 1e3 * bound.seconds
         line = {"color": SERIES_COLOURS[5], "dash": "dash", "width": 1.5}
-        place = {
-            "annotation": {"text": "SLO", "bgcolor": _PAPER},
-            "annotation_position": "top left",
-        }
+        place = {"annotation": {"text": "SLO", "bgcolor": _PAPER}, "annotation_position": "top left"}
         panels.add_hline(y=limit_ms, row=2 + number, line=line, **place)
         # beyond its limit a replica's times grow without end
         panels.update_yaxes(range=(0.0, 1.6 * limit_ms), row=2 + number)

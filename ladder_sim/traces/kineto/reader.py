@@ -49,8 +49,11 @@ ROUNDED_S = 2e-9
 # a century: clocks count from 1970
 LONG_S = 100 * 365.25 * 86400
 _LONG_US = LONG_S * 1e6
-# kernels of traces of NVIDIA's and AMD's GPUs (tests/data/traces) last 1 us or longer, half of them more than 4 us
-_LEAST_US = 0.5
+# kernels of traces of NVIDIA's and AMD's GPUs (tests/data/traces) last 1 us or longer, half of them more than 4 us; the
+# shortest of so many lasts less than 5 us
+_LEAST_US, _SHORTEST_US, _SEVERAL = 0.5, 500.0, 50
+# kernels that one stream runs at a time: the next may begin before the end of the one ahead of it
+_AT_A_TIME = 2.0
 _ELEMENT_BYTES = {
     **dict.fromkeys(("double", "long", "int64", "float64"), 8),
     **dict.fromkeys(("float", "int", "int32", "float32"), 4),
@@ -186,18 +189,34 @@ def sort_events(document: dict[str, Any], name: str) -> KinetoFile:
     for category, unsorted in file.events.items():
         file.events[category] = in_order(unsorted)
         _check_single(category, file.events[category])
-    _check_unit(file.events.get("kernel", ()))
+    _check_times(file.events.get("kernel", ()))
     return file
 
 
-def _check_unit(kernels: Sequence[Event]) -> None:
-    """Refuse kernels that are too short for any GPU, as those of a file in milliseconds."""
-    median_us = sorted(each.end_us - each.start_us for each in kernels)[len(kernels) // 2] if kernels else math.inf
+def _check_times(kernels: Sequence[Event]) -> None:
+    """Refuse kernels that no GPU runs: too short or too long, as in another unit, or many at a time on one stream."""
+    if not kernels:
+        return
+    lasting_us = sorted(each.end_us - each.start_us for each in kernels)
+    median_us, shortest_us = lasting_us[len(kernels) // 2], lasting_us[0]
+    wrong = ""
     if 0.0 < median_us < _LEAST_US:
-        raise UsageError(
-            f"half of the kernels of a trace last less than {median_us:.3g} us, and the shortest take about 1 us",
-            hint="its times must be microseconds: record it again, or convert it",
-        )
+        wrong = f"half of the kernels of a trace last less than {median_us:.3g} us, and the shortest take about 1 us"
+    elif len(kernels) >= _SEVERAL and shortest_us > _SHORTEST_US:
+        wrong = f"the shortest of {len(kernels)} kernels lasts {shortest_us:.3g} us, and the shortest take about 1 us"
+    streams: dict[tuple[Any, Any], list[float]] = {}
+    for each in kernels:
+        busy = streams.setdefault((each.process, each.thread), [0.0, 0.0, -math.inf])
+        busy[0] += each.end_us - each.start_us
+        busy[1] += max(each.end_us - max(each.start_us, busy[2]), 0.0)
+        busy[2] = max(busy[2], each.end_us)
+    for (_, stream), (sum_us, busy_us, _) in streams.items():
+        if sum_us > _AT_A_TIME * busy_us:
+            wrong = (
+                f"kernels of stream {stream} last {sum_us:.3g} us together, in {busy_us:.3g} us: it runs one at a time"
+            )
+    if wrong:
+        raise UsageError(wrong, hint="its times must be microseconds: record it again, or convert it")
 
 
 def _check_single(category: str, events: Sequence[Event]) -> None:
@@ -250,7 +269,8 @@ def _slim(item: dict[str, Any], dropped: Counter[str]) -> Any:
         if phase == "X" and category:
             dropped[category] += 1
         return None
-    start_us, duration_us = item["ts"], item.get("dur", 0)
+    start_us: Any = item["ts"]
+    duration_us: Any = item.get("dur")
     name, args = item.get("name", ""), item.get("args") or {}
     if not all(isinstance(time_us, int | float) for time_us in (start_us, duration_us)):
         raise TypeError(f"{quoted(name)} at {quoted(start_us)} lasts {quoted(duration_us)}: times must be numbers")

@@ -41,10 +41,7 @@ class LlamaLadderConfig(LlamaConfig):
     model_type = "llamaLadder"
 
     def __init__(
-        self,
-        ladder_layers: int | list[int] = 0,
-        ladder_sim_wiring: Mapping[str, Any] | None = None,
-        **fields: Any,
+        self, ladder_layers: int | list[int] = 0, ladder_sim_wiring: Mapping[str, Any] | None = None, **fields: Any
     ) -> None:
         super().__init__(**fields)
         self.ladder_layers = ladder_layers

@@ -36,12 +36,7 @@ def spans(position_1: Tensor, pad_B: Tensor | None, batch: int, positions: int) 
 
 @kernel("rope")
 def rope(
-    q_BTHK: Tensor,
-    k_BTGK: Tensor,
-    v_BTGK: Tensor,
-    turn_2TK: Tensor,
-    position_T: Tensor,
-    cache: Sequence[Tensor],
+    q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, turn_2TK: Tensor, position_T: Tensor, cache: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Rotate queries and keys by position and write keys and values to the cache, if there is one.
 
@@ -62,13 +57,7 @@ def _rotated(q_BTHK: Tensor, k_BTGK: Tensor, turn_2TK: Tensor) -> tuple[Tensor, 
 
 @fused
 def _rotated_and_kept(
-    q_BTHK: Tensor,
-    k_BTGK: Tensor,
-    v_BTGK: Tensor,
-    turn_2TK: Tensor,
-    position_T: Tensor,
-    k_BGSK: Tensor,
-    v_BGSK: Tensor,
+    q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, turn_2TK: Tensor, position_T: Tensor, k_BGSK: Tensor, v_BGSK: Tensor
 ) -> Tensor:
     cos_TK, sin_TK = turn_2TK.to(q_BTHK.dtype)
     k_BGSK.index_copy_(2, position_T, _rotate(k_BTGK.transpose(1, 2), cos_TK, sin_TK))

@@ -122,13 +122,7 @@ class Decoder(nn.Module):
         return self._logits(n_BTD) if self.shard.layers.stop == self.config.layers else n_BTD
 
     def _step(
-        self,
-        rows: slice,
-        position_T: Tensor,
-        context: int,
-        pad_B: Tensor | None,
-        cache: Tensor | None,
-        wiring: Wiring,
+        self, rows: slice, position_T: Tensor, context: int, pad_B: Tensor | None, cache: Tensor | None, wiring: Wiring
     ) -> Step:
         """Return what the layers share in a pass of some sequences, given the cache of those."""
         pad_B = None if pad_B is None else pad_B[rows]

@@ -75,13 +75,7 @@ class LatentAttention(nn.Module):
             q_BTN, c_BTR = inputs[0], self.kv_norm(c_BTR)
         q_BTHM, q_BTHP = q_BTN.unflatten(-1, (self.heads, -1)).split((self.nope, config.rope_head_dim), dim=-1)
         q_BHTP, c_BSC = attention_kernels.rope_latent(
-            q_BTHP,
-            c_BTR,
-            k_BTP,
-            step.turn_2TK,
-            step.position_T,
-            cache[0] if cache else None,
-            config.rope_interleaved,
+            q_BTHP, c_BTR, k_BTP, step.turn_2TK, step.position_T, cache[0] if cache else None, config.rope_interleaved
         )
         attend = self._absorbed if cache and q_BTHM.shape[1] == 1 else self._expanded
         output_BTD: Tensor = self.o(attend(q_BTHM, q_BHTP, c_BSC, step))
