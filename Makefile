@@ -1,6 +1,6 @@
 # make predict       the first answer of docs/start.md, from the base install
 # make check         the daily loop, under 90 s on two cores: quick tests, types, style; no torch, no browser
-# make test          the whole test suite, about a quarter of an hour on two cores
+# make test          the whole test suite, about half an hour on two idle cores
 # make verify-exact  both engines agree, accuracy gates; their results do not depend on other work on the machine
 # make gpu-evidence  measures a borrowed machine with GPUs, under 40 minutes, into one archive; goes on if it was killed
 #                    PAPER=1 the table of the Ladder Residual paper, an hour

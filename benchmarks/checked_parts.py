@@ -47,16 +47,10 @@ def never() -> str:
     }
     models = [catalog.model(name) for name in catalog.model_names()]
     measured = {row.variant for row in read_dataset().measurements}
-    # equal layers: one model with experts stands for all that have them
-    alike = {model.experts_label: model.name if model.experts_label else "dense models" for model in reversed(models)}
     parts: Mapping[str, tuple[Iterable[str], Callable[[str, Any], Iterable[str]]]] = {
         "GPU": ((catalog.cluster(name).gpu.name for name in catalog.cluster_names()), lambda gpu, runs: [gpu]),
         "stack": (catalog.stack_names(), lambda gpu, runs: [runs.stack]),
         "model family": ((model.family for model in models), lambda gpu, runs: runs.families),
-        "layers like those of": (
-            alike.values(),
-            lambda gpu, runs: [alike[label] for label in getattr(runs, "layers", ("",))],
-        ),
         "precision": (
             (each.name for each in FORMATS.values()),
             lambda gpu, runs: [FORMATS[dtype].name for dtype in runs.dtypes],

@@ -51,7 +51,7 @@ def to_page() -> str:
             "One static batch": [levels(), _passes()],
             "Requests in flight": [_left_out(), _in_flight()],
             "Techniques": [techniques.published_table()],
-            "Published loads": [_published(), _by_tokens()],
+            "Published loads": [_published()],
             "Cross-checks": [table(("where", "what", "figures", "mean error", "largest"), _cross_checks())],
             "Misses": [_misses()],
             "Never checked": [never()],
@@ -187,17 +187,6 @@ def _ends(rows: Sequence[Row]) -> str:
     known = [f"{100 * error:+.0f}" for error in errors if error < ENDLESS]
     said = [f"{' to '.join(dict.fromkeys((known[0], known[-1])))} %"] if known else []
     return ", or ".join([*said, *(["the queue grows"] if len(known) < len(errors) else [])]) or "-"
-
-
-def _by_tokens() -> str:
-    """Return a table of DeepSeek-R1 under SGLang: bias of TPOT by prompt and tokens in flight."""
-    cells: dict[str, dict[str, str]] = {}
-    for row in servings("experts", "tokens"):
-        of, _, load = row["value"].rpartition(", ")
-        cells.setdefault(of, {})[load.removesuffix(" tokens in flight")] = f"{_tpot(row)[1]} ({row['rows']})"
-    loads = list(dict.fromkeys(load for each in cells.values() for load in each))
-    lines = [(of, *(each.get(load, "-") for load in loads)) for of, each in cells.items()]
-    return table(("bias of TPOT (rows)", *(f"{load} in flight" for load in loads)), lines)
 
 
 def _cross_checks() -> Iterator[tuple[str, ...]]:

@@ -166,7 +166,9 @@ def versus(
             autocompletion=flags.completion(ARGUMENTS["technique"]),
         ),
     ] = None,
-    rate: Annotated[float, in_load(help="Requests per second: GPUs that the leading options need.")] = 0.0,
+    rate: Annotated[
+        float, in_load(help="Requests per second: GPUs that the leading options need.", show_default=False)
+    ] = 0.0,
     slo: Annotated[
         list[str] | None, in_load(help="Bounds on times at that rate, e.g. ttft_p95=500ms,tpot_p95=30ms; repeatable.")
     ] = None,

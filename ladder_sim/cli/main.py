@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ladder_sim.cli.commands import app
+from ladder_sim.cli.commands import app, program
 from ladder_sim.errors import (
     EXIT_USAGE,
     LadderSimError,
@@ -101,7 +101,7 @@ def _run(arguments: list[str]) -> int:
             return EXIT_USAGE
         place = getattr(error, "ctx", None)
         command_path = place.command_path if place else "ladder-sim COMMAND"
-        listed = "commands" if message.startswith("No such command") else "options"
+        listed = "commands" if message.startswith("no such command") else "options"
         hint = f"`{command_path} --help` lists the {listed}"
         unknown = getattr(error, "option_name", "")
         if unknown and place:
@@ -110,7 +110,11 @@ def _run(arguments: list[str]) -> int:
             options = [name for item in place.command.params for name in item.opts if name.startswith("--")]
             if "--set" in options and (instead := instead_of(unknown, place.info_name)):
                 raise UsageError(f"{unknown} is no flag of `{command_path}` any more", hint=instead) from error
-            raise UnknownNameError("option", unknown, options, more=hint) from error
+            every = program().commands.items()
+            takers = [f"`{name}`" for name, each in every if any(unknown in item.opts for item in each.params)]
+            longer = any(each.startswith(unknown) for each in options)
+            answer = f"other commands take it: {', '.join(takers)}; {hint}" if takers and not longer else ""
+            raise UnknownNameError("option", unknown, options, more=hint, answer=answer) from error
         raise UsageError(message, hint=_way_out(error) or hint) from error
     return 0
 
@@ -128,6 +132,8 @@ def _way_out(error: Any) -> str:
     from ladder_sim.specs.arguments import ARGUMENTS
 
     option = getattr(error, "param", None)
+    if option and error.format_message().startswith("Missing"):
+        return f"{option.metavar or option.opts[0]}: {option.help}"
     extra = re.search(r"unexpected extra argument\S* \(([^ )]+)", error.format_message())
     if extra:
         taken = {item.name for item in error.ctx.command.params} if error.ctx else set()
@@ -167,4 +173,4 @@ def _usage_message(error: Any) -> str:
         rule = rules.get(fault["type"][:3], fault["msg"].removeprefix("Input should be "))
         return f"{option.opts[0]} is '{fault['input']}': must be {rule}"
     message: str = error.format_message()
-    return message
+    return f"{message[:1].lower()}{message[1:]}".removesuffix(".")

@@ -24,9 +24,13 @@ class Requests:
         PROMPT
     )
     gen: Annotated[str, in_load(help="Tokens of answers, likewise.")] = GEN
-    rate: Annotated[float, in_load(help="Requests per second.")] = 0.0
+    rate: Annotated[float, in_load(help="Requests per second.", show_default=False)] = 0.0
     concurrency: Annotated[
-        int, in_load(help="Requests in flight at all times, instead of a rate; with --rate, the most at a time.")
+        int,
+        in_load(
+            help="Requests in flight at all times, instead of a rate; with --rate, the most at a time.",
+            show_default=False,
+        ),
     ] = 0
     requests: Annotated[int | None, in_load(help="How many requests: 1000 by default, or all of a trace.")] = None
     seeds: Annotated[int | None, in_load(help="Seeds to simulate, for intervals: 5 by default, in capacity 3.")] = None

@@ -182,7 +182,7 @@ def _rewired(scenario: Scenario, simulated: Mapping[str, Request]) -> Iterator[s
         # the one on AMD's GPUs has NCCL's interface
         library = stack.rewired_allreduce.upper() if scenario.cluster.gpu.compute_capability else "RCCL"
         yield Caution(
-            f"rewired models run {library} (vLLM's plug-in); stack.rewired_allreduce=auto undoes it",
+            f"rewired models run {library}; vLLM's own: --set stack.rewired_allreduce=auto",
             DECISIVE,
             stack.name,
         )

@@ -325,7 +325,7 @@ def errors_label(compared: Compared) -> str:
     """Return the errors of predicted servings of unseen models: TPOT's mean and TTFT's median, in words."""
     runs = compared.runs
     assert isinstance(runs, ServingCheck)
-    return f"TPOT off by {100 * runs.tpot_error:.1f} %, TTFT by {100 * runs.ttft_error:.0f} % (model left out)"
+    return f"TPOT off by {_percent(runs.tpot_error)}, TTFT by {_percent(runs.ttft_error)} (model left out)"
 
 
 def _absent(confidence: Confidence) -> dict[str, list[str]]:

@@ -68,7 +68,7 @@ def fleet(queries: Queries, query: str) -> Panel:
         charts.append(chart(f"bound{number}", f"{bound.metric.upper()} p{bound.percentile:g}", kind="low"))
         figures |= figures_of(**{f"bound{number}": bound_figure(found, number)})
     brief = report.brief
-    remarks = [f"{each.text}" for each in brief.remarks]
+    wary = [each.text for each in brief.remarks if each.word in ("caution", "left out")]
     return Panel(
         html=join(
             [
@@ -76,7 +76,12 @@ def fleet(queries: Queries, query: str) -> Panel:
                 tag("div", charts, class_="two"),
                 grid(report.table()),
                 tail("Bars: the 90 % interval of the rate at which one replica breaks the SLO."),
-                notices([*remarks, *(brief.cautions or ())]),
+                tag(
+                    "div",
+                    notices((each.text for each in brief.remarks if each.text not in wary), "Why, and the evidence"),
+                    notices([*wary, *(brief.cautions or ())]),
+                    class_="more",
+                ),
             ]
         ),
         figures=figures,

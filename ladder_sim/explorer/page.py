@@ -22,7 +22,7 @@ from ladder_sim.explorer.state import TABS
 from ladder_sim.prediction import own_variant
 from ladder_sim.report.figures.style import variant_colour
 from ladder_sim.report.prediction import reason_text
-from ladder_sim.units import format_bytes
+from ladder_sim.units import counted_text, format_bytes
 
 TITLES = {"timeline": "Timeline", "whatif": "What if", "plans": "Plans", "load": "Load", "evidence": "Evidence"}
 _PAPER = "https://arxiv.org/abs/2501.06589"
@@ -152,11 +152,11 @@ def fold(view: str, title: str) -> Markup:
     return tag("details", tag("summary", title), tag("div", data_view=view), class_="fold")
 
 
-def notices(texts: Iterable[str]) -> Markup:
-    """Return warnings as a folded list."""
+def notices(texts: Iterable[str], title: str = "") -> Markup:
+    """Return texts as a folded list; without a title they are warnings."""
     items = [tag("li", page_words(text)) for text in texts]
-    count = f"{len(items)} warning{'s' if len(items) > 1 else ''}"
-    return tag("details", tag("summary", count), tag("ul", items), class_="fold") if items else Markup()
+    shown = tag("summary", title or counted_text(len(items), "warning"))
+    return tag("details", shown, tag("ul", items), class_="fold") if items else Markup()
 
 
 def _note(title: str, text: str) -> Markup:

@@ -108,6 +108,6 @@ def on_page(figure: Mapping[str, Any]) -> dict[str, Any]:
     for size in ("width", "height"):
         layout.pop(size, None)
     for name in {"xaxis", "yaxis"} | {name for name in layout if _AXIS.fullmatch(name)}:
-        axis = {"tickfont": {"size": 12}, **layout.get(name, {})}
+        axis = {"tickfont": {"size": 12}, "tickcolor": PAPER, **layout.get(name, {})}
         layout[name] = {**axis, "title": {"standoff": 8, "font": {"size": 13}, **axis.get("title", {})}}
     return {**figure, "layout": layout}

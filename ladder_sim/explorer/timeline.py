@@ -142,7 +142,8 @@ def breakdown(queries: Queries, query: str) -> Panel:
     meaning = LEGEND["critical path"]
     said = tail(f"{meaning[:1].upper()}{meaning[1:]}.")
     return Panel(
-        html=join([said, chart("breakdown", "Critical path of a request")]), figures=figures_of(breakdown=drawn)
+        html=join([said, chart("breakdown", "Critical path of a request", kind="bars")]),
+        figures=figures_of(breakdown=drawn),
     )
 
 

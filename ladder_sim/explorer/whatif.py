@@ -40,7 +40,7 @@ def whatif(queries: Queries, query: str) -> Panel:
         values = answer.scanned(name, _CURVE)
         table = queries.sweep(answer, variants, {name: values})
         own = f"curve{number}"
-        charts.append(chart(own, field_title(name)))
+        charts.append(chart(own, field_title(name), kind="curve"))
         figures |= figures_of(**{own: speedup_lines(table, compact=True, now=(here, speedups))})
         # the other figure as it is
         held = {other: answer.current(other) for other in answer.along}

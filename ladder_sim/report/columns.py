@@ -114,13 +114,14 @@ def number_text(value: float) -> str:
 
 
 def percent(share: float, digits: int = 1, sign: str = "") -> str:
-    """Return a fraction as text in percent, with `digits` decimals.
+    """Return a fraction as text in percent, with `digits` decimals below 100 %.
 
     Examples
     --------
-    >>> percent(0.0171), percent(0.21, 0), percent(0.031, sign="+")
-    ('1.7 %', '21 %', '+3.1 %')
+    >>> percent(0.0171), percent(0.21, 0), percent(0.031, sign="+"), percent(9.825)
+    ('1.7 %', '21 %', '+3.1 %', '982 %')
     """
+    digits = digits if abs(share) < 1.0 else 0
     return f"{100.0 * share:{sign}.{digits}f} %"
 
 

@@ -153,7 +153,8 @@ def _asked(name: str, timed: Sequence[LoadComparison]) -> str:
     result, scenario = first
     measured = f"{result.tool}, {_requests(result)}"
     if len(timed) > 1:
-        measured = f"first of {len(timed)} loads of {result.tool}"
+        tools = {each.result.tool for each in timed}
+        measured = f"first of {len(timed)} loads of {result.tool if len(tools) == 1 else name}"
     return f"{asked_text(scenario).partition(';')[0]}; {measured}"
 
 

@@ -123,7 +123,7 @@ class SensitivityReport(Report[Sensitivities]):
             return
         does = "grows" if change > 0.0 else "shrinks"
         said = f"{wiring_label(name, sentence=True)}'s speedup {does} most with more {_settable_label(most.figure)}"
-        yield Remark("why", f"{said}: {self._percent} more changes it by {_change(change)}.")
+        yield Remark("why", f"{said}: {_change(change)} for {self._percent} more.")
 
     def details(self) -> RenderableType:
         """Return the elasticities of every variant's time and speedup, heaviest first."""

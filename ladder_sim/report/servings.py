@@ -12,6 +12,7 @@ from ladder_sim.display.document import Document
 from ladder_sim.report.columns import Column, cut, fields_of, percent, table_of
 from ladder_sim.report.errors import error_columns, error_fields, left_out, quantity_columns, servings_figure
 from ladder_sim.report.report import Brief, Remark, Report
+from ladder_sim.units import counted_text
 from ladder_sim.validation.compare import ErrorStats
 from ladder_sim.validation.serving import REPEATS, ServingComparison, ServingValidation, summarize_servings, summary
 
@@ -81,7 +82,7 @@ class ServingsReport(Report[ServingValidation]):
             text = f"{len(far)} of {len(timed)} rows are off by more than {percent(FAR_OFF, 0)}; most of all"
             remarks.append(Remark("caution", f"{text} {worst.serving}: {percent(_error(worst), sign='+')}."))
         remarks += left_out((each.note for each in servings if each.ttft is None), len(servings), "rows")
-        fewer = f"{len(groups) - _SHOWN} more groups, and " if len(groups) > _SHOWN else ""
+        fewer = f"{counted_text(len(groups) - _SHOWN, 'more group')}, and " if len(groups) > _SHOWN else ""
         shown = [*((cut(name, _NAME), errors) for name, errors in groups[:_SHOWN]), ("all", everything)]
         return Brief(
             sentence=_sentence(everything, len(servings)),

@@ -29,7 +29,6 @@ from ladder_sim.report.console import WholeTable
 from ladder_sim.report.figures.style import (
     MAX_TICKS,
     NOW_MARKER,
-    TEXT_COLOUR,
     Figure,
     figure,
     log_axis,
@@ -289,7 +288,7 @@ def speedup_lines(
     title = f"Speedup over standard by {field_label(field)}"
     drawn = figure(title, _held(table), data=data, layout=layout)
     level = {"color": variant_colour("standard"), "dash": "dot", "width": 2}
-    drawn.add_hline(y=1.0, line=level, annotation_text="standard", annotation_position="bottom left")
+    drawn.add_hline(y=1.0, line=level, annotation_text="" if compact else "standard", annotation_position="bottom left")
     if now is not None:
         value, speedups = now
         # in the unit of the axis, which the largest value decides
@@ -369,7 +368,8 @@ def speedup_map(
                 "name": "break-even",
                 "z": ratio,
                 "contours": {"start": 1.0, "end": 1.0, "size": 1.0, "coloring": "none"},
-                "line": {"color": TEXT_COLOUR, "width": 3, "smoothing": 0},
+                # seen on pale cells in both colour schemes
+                "line": {"color": "#777777", "width": 3, "smoothing": 0},
                 "showscale": False,
                 "hoverinfo": "skip",
                 "showlegend": True,

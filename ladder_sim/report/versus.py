@@ -35,6 +35,7 @@ from ladder_sim.report.figures.style import (
 )
 from ladder_sim.report.quality import ADAPTATION, adaptation_sentence, price_text
 from ladder_sim.report.report import Brief, Remark, Report
+from ladder_sim.report.requests import slo_label
 from ladder_sim.specs.techniques import engines, with_sources
 from ladder_sim.wirings.names import is_variant, parse
 
@@ -66,7 +67,7 @@ class Row:
     option: Option
     group: OptionGroup
     tied: bool
-    """Whether the first option of the group is not clearly faster."""
+    """Whether the first option of the group that is shown is not clearly faster."""
     fleet: "Fleet | None"
     """GPUs that the option needs under load; None: they were not searched."""
 
@@ -156,7 +157,7 @@ class VersusReport(Report[Versus]):
         }
         for group, options in groups.items():
             shown = [each for each in options if only is None or each in only]
-            tied = result.tied(options[0], shown) if options and group != "limit" else []
+            tied = result.tied(shown[0], shown) if shown and group != "limit" else []
             for each in shown:
                 fleet = load.fleets.get(each.name) if load else None
                 yield Row(option=each, group=group, tied=each in tied, fleet=fleet)
@@ -176,7 +177,7 @@ class VersusReport(Report[Versus]):
         chosen = list(dict.fromkeys([*wanted, *others]))[: max(len(wanted), _SHOWN)]
         rows = list(self.rows(chosen))
         hidden = len(result.options) - len(rows)
-        slo = f"; SLO {load.slo}" if load else ""
+        slo = f"; SLO {slo_label(load.slo)}" if load else ""
         return Brief(
             sentence=_need(result) if load else _verdict(result),
             asked=f"{asked_text(result.scenario)}{slo}",
@@ -253,7 +254,7 @@ def _verdict(result: Versus) -> str:
         return said
     if result.faster(retrained, own if clear else standard):
         return f"{said} Retrain: {retrained.name}, {times_text(retrained.gain)}."
-    nothing = "nothing is clearly faster" if clear else "nothing, either"
+    nothing = "nothing is clearly faster than that" if clear else "nothing, either"
     return f"{said} Retrain: {nothing}; the most is {retrained.name}, {times_text(retrained.gain)}."
 
 

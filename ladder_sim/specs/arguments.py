@@ -81,7 +81,7 @@ class Argument:
     def range_help(self) -> str:
         """The help of the flag that takes a range of it."""
         if self.kind is bool:
-            return "true, as the flag alone says, false, or both: true,false."
+            return "true (the flag alone), false, or both: true,false."
         return f"{self.help.removesuffix('.')}; ranges double." if self.doubles else self.help
 
     def read(self, raw: Any, *, name: str) -> Any:

@@ -53,7 +53,7 @@ class Scenario:
         Catalog names or paths of files (see `ladder_sim.specs.catalog`), or the specs themselves. The stack is by
         default what the model and the load are run with (`usual_stack`).
     nodes
-        Nodes there are.
+        Number of nodes.
     gpus_per_node
         GPUs of one node; the cluster's by default.
     tp
@@ -104,7 +104,7 @@ class Scenario:
     stack: StackSpec
     workload: Workload
     nodes: int
-    """Nodes there are."""
+    """Number of nodes."""
     plan: Plan
     """How the model is spread over GPUs."""
     variant: str

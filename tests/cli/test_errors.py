@@ -584,6 +584,8 @@ def test_a_flag_that_a_command_never_had_is_unknown_as_ever(line: str) -> None:
     ("arguments", "way_out"),
     [
         ("predict --gpus 8", "did you mean '--gpus-per-node'?"),
+        ("predict --slo tpot_p95=30ms", "other commands take it: `versus`, `serve`, `capacity`"),
+        ("capacity --model 70b", "--slo: Bounds on times, e.g. ttft_p95=500ms"),
         ("predict 70b", "write --model 70b"),
         ("predict vllm", "write --stack vllm"),
         ("predcit", "`ladder-sim --help` lists the commands"),

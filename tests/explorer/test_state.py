@@ -307,7 +307,7 @@ def test_requests_under_load_depend_on_no_other_view() -> None:
     assert State.parse(states[0].query(), allowlist) == states[0]
     # an engine that serves, with a request for each replica
     assert states[0].scenario(allowlist).stack.name == "vllm"
-    assert str(states[0].slo) == "ttft_p95=1.00s,tpot_p95=30.0ms"
+    assert str(states[0].slo) == "ttft_p95=1s,tpot_p95=30ms"
 
 
 @pytest.mark.parametrize("rate", ["0", "-1", "nan", "inf", "1e9", "much"])

@@ -19,7 +19,7 @@ from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.answers import Queries
 from ladder_sim.explorer.markup import tag
 from ladder_sim.explorer.page import banner
-from ladder_sim.explorer.panels import Panel
+from ladder_sim.explorer.panels import DARK, Panel
 from ladder_sim.explorer.server import Site
 from ladder_sim.explorer.views import VIEWS
 from ladder_sim.report.figures.prediction import step_bars
@@ -197,6 +197,10 @@ def test_requests_under_load_are_simulated_on_request() -> None:
         panel("load", "model=8b&tp=2&stack=gpt-fast")
     shown = panel("fleet", LOAD)
     assert "requests/s within the SLO need" in texts(shown.html)
+    # what explains the answer is no warning
+    explained, _, warned = str(shown.html).partition("Why, and the evidence")[2].partition("</details>")
+    assert "Nearest" in explained
+    assert "Nearest" not in warned
     assert list(shown.figures) == ["fig-bound0", "fig-bound1"]
     names = {trace.get("name") for trace in shown.figures["fig-bound1"]["data"]}
     assert names == {"standard", "ladder"}
@@ -205,7 +209,7 @@ def test_requests_under_load_are_simulated_on_request() -> None:
 
 def test_measured_runs_of_the_scenario_itself_come_first() -> None:
     served = panel("evidence", "model=qwen3-32b&stack=vllm&tp=4&concurrency=64")
-    assert "TPOT off by 5.4 %, TTFT by 9 % (model left out)." in texts(served.html)
+    assert "TPOT off by 5.4 %, TTFT by 8.8 % (model left out)." in texts(served.html)
     assert served.document is not None
     first = served.document.rows[0]
     assert (first["model"], first["stack"].partition("@")[0], first["apart"]) == ("qwen3-32b", "vllm", "")
@@ -277,3 +281,11 @@ def test_every_file_downloads(site: Site, name: str) -> None:
 def test_a_view_says_what_is_wrong_with_itself(ask: Callable[[str, str], Any]) -> None:
     assert "both axes of the map are the same" in ask("/view/map", "model=8b&across=batch&up=batch")["html"]
     assert "no communication to hide" in texts(ask("/view/options", "model=8b&tp=1")["html"])
+
+
+def test_parts_of_the_critical_path_differ_in_colour_in_both_schemes() -> None:
+    bars = panel("breakdown", "model=70b&stack=vllm&concurrency=8").figures["fig-breakdown"]["data"]
+    light = [trace["marker"]["color"] for trace in bars if trace["type"] == "bar"]
+    assert len(light) > 4
+    assert len(set(light)) == len(light)
+    assert len({DARK.get(each, each) for each in light}) == len(light)

@@ -523,7 +523,7 @@ def test_rewired_models_are_priced_with_the_all_reduce_of_the_plug_in() -> None:
     assert nccl["ladder"].request_s > own["ladder"].request_s
     for name in ("standard", "upper-bound"):
         assert nccl[name].request_s == own[name].request_s
-    (says,) = (text for text in nccl["ladder"].confidence.warnings if "plug-in" in text)
+    (says,) = (text for text in nccl["ladder"].confidence.warnings if "rewired_allreduce" in text)
     assert "rewired models run NCCL" in says
     on_amd = predict(Scenario(**served, cluster="mi300x"))["ladder"].confidence.warnings
     assert any("rewired models run RCCL" in text for text in on_amd)
@@ -532,7 +532,7 @@ def test_rewired_models_are_priced_with_the_all_reduce_of_the_plug_in() -> None:
         *(own.values(), predict(Scenario(**served), ["standard"]).values()),
         *(predict(Scenario(**served, **fields)).values() for fields in ({"p2p": False}, {"allreduce": "multimem"})),
     ]
-    assert not any("plug-in" in text for each in chain(*silent) for text in each.confidence.warnings)
+    assert not any("rewired_allreduce" in text for each in chain(*silent) for text in each.confidence.warnings)
 
 
 # all-reduces of a stack in which starting one costs little

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 # pages that show figures of another name
 PAGES = {
-    "how/model": "model.md",
+    "how/model": "index.md",
     "how/serving": "load.md",
     "evidence-runs": "evidence.md",
     "evidence-servings": "evidence.md",

@@ -54,14 +54,13 @@ def test_the_table_is_what_the_commands_print() -> None:
         assert ", ".join(missing).replace("gpu", "GPU").replace("tp", "TP") == unchecked
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
-def test_an_error_in_a_table_is_on_the_page_that_its_row_links(page: str) -> None:
+def test_an_error_in_a_table_is_on_the_page_that_its_row_links() -> None:
     """No claim without a number and a link to how it was obtained."""
-    rows = [line for line in (REPO / page).read_text("utf-8").splitlines() if line.startswith("|") and "%" in line]
+    rows = [line for line in (REPO / "README.md").read_text("utf-8").splitlines() if re.match(r"\|.*%", line)]
     assert len(rows) >= 3
     for row in rows:
         (linked,) = re.findall(r"\]\(([^)#]+)", row)
-        text = ((REPO / page).parent / linked).read_text("utf-8").replace(" %", "%")
+        text = (REPO / linked).read_text("utf-8").replace(" %", "%")
         for error in re.findall(r"[\d.]+ %", row):
             assert error.replace(" %", "%") in text, row
 

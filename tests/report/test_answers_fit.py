@@ -73,6 +73,12 @@ def test_versus_fits_and_says_what_gains_most(case: str) -> None:
     assert ("Retrain: " in result.summary) == (retrained is not None)
     if retrained:
         assert f"{retrained.name}, {rows[retrained.name]['gain']:.2f}x (" in result.summary
+    # what nothing above it in the table beats is tied with nothing there
+    table = result.report.brief.table
+    assert table is not None
+    for weights in ("yours", "retrained"):
+        kind = [row for row in table.rows if row[1] == weights]
+        assert not (kind and str(kind[0][0]).endswith("="))
     explained = result.explain()
     assert all(name in explained for name in rows if name != "upper-bound")
 
@@ -118,7 +124,7 @@ def test_gpus_under_load_are_in_the_first_sentence() -> None:
     assert len(lines) <= LINES
     sentence = "4 requests/s need 2 GPUs with standard (your weights), 2 GPUs with ladder (retrained)."
     assert lines[0] == sentence
-    assert "SLO tpot_p95=30.0ms" in " ".join(lines)
+    assert "SLO TPOT p95 30 ms" in " ".join(lines)
     assert any(line.startswith("standard") and line.split()[3] == "2" for line in lines)
 
 

@@ -68,13 +68,6 @@ def run(script: str, environment: dict[str, str], smaller: tuple[tuple[str, str]
     return folder
 
 
-def test_both_recipes_start_the_same() -> None:
-    _, by_hand, batch = (re.sub(r"\s*\\\n\s*", " ", block) for block in blocks("runtime.md", "Several nodes"))
-    as_by_hand = re.search(r"torchrun [^']*", batch)
-    assert as_by_hand is not None
-    assert as_by_hand.group().replace("$SLURM_NODEID", "0").replace("$HEAD", "HOST") == by_hand.strip()
-
-
 def test_the_catalog_gives_a_config(environment: dict[str, str]) -> None:
     folder = run(blocks("runtime.md", "Several nodes")[0], environment)
     assert ModelConfig.from_file(folder / "config.json").layers == 126

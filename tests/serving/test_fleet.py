@@ -345,7 +345,7 @@ def test_the_command_gives_every_figure() -> None:
         (("--rate", "1", "--concurrency", "4", "--slo", "tpot_p95=8ms"), "capacity with concurrency 4"),
         (("--rate", "1", "--slo", "tpot_p95=8ms", "--set", "prefill_tp=x"), "tp"),
         (("--rate", "1", "--slo", "tpot_p95=8ms", "--set", "prefill_tp=2", "--steps", "x"), "prefill_tp with steps"),
-        (("--rate", "1"), "Missing option"),
+        (("--rate", "1"), "missing option"),
         (("--rate", "1", "--slo", ""), "must be METRIC_PERCENTILE=TIME"),
         (("--rate", "1", "--slo", "tpot_p95=nan"), "tpot_p95"),
         (("--rate", "1", "--slo", "tpot_p95=8ms", "--resume"), "a search is made again"),

@@ -6,12 +6,14 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.evidence import LOADS
+from ladder_sim.confidence import Interval
 from ladder_sim.errors import UnknownNameError
 from ladder_sim.serving.requests.results import read_results
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.validation.campaigns import server_of
+from ladder_sim.validation.compare import Quantity
 from ladder_sim.validation.dataset import result_file
-from ladder_sim.validation.load import compare_loads
+from ladder_sim.validation.load import LoadComparison, LoadValidation, compare_loads
 from tests.support.commands import run
 
 RESULTS = read_results(result_file("published"))
@@ -25,6 +27,18 @@ def test_every_load_names_its_source_and_its_server() -> None:
         assert server.source
         scenario = Scenario(**server.scenario, concurrency=1, overrides=server.server)
         assert scenario.step_requests == server.server.get("stack.step_requests", scenario.step_requests)
+
+
+def test_loads_of_several_tools_are_called_by_their_file() -> None:
+    figures = {"tpot_mean_s": Quantity(predicted=Interval(value=0.01, low=0.01, high=0.01), measured=0.01)}
+    by_tool = {each.tool: each for each in RESULTS}
+    assert len(by_tool) > 1
+    rows = [
+        LoadComparison(result=each, scenario=Scenario(model="8b"), figures=figures, confidence=None)
+        for each in by_tool.values()
+    ]
+    asked = LoadValidation(name="published", rows=tuple(rows)).report.brief.asked
+    assert f"first of {len(rows)} loads of published" in asked
 
 
 def test_a_campaign_that_is_not_known_is_refused() -> None:

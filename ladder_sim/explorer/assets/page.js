@@ -202,6 +202,11 @@
       const text = JSON.stringify(figure);
       const { data, layout } = JSON.parse(dark ? text.replace(/"(#[0-9A-Fa-f]{6}|white)"/g, (all_, colour) => `"${start.dark[colour] || start.dark[colour.toUpperCase()] || colour}"`) : text);
       if (box.clientWidth < 500) layout.legend = { ...layout.legend, orientation: "h" };
+      const axis = layout.xaxis || {};
+      // every second name on a phone, level: they would be turned
+      if (box.clientWidth < 400 && axis.tickvals?.length > 6) {
+        for (const each of ["tickvals", "ticktext"]) axis[each] = axis[each].filter((_, at) => at % 2 === 0);
+      }
       window.Plotly.react(box, data, { ...layout, autosize: true }, { displaylogo: false, displayModeBar: false, responsive: true });
     }
   }

@@ -17,11 +17,12 @@ from ladder_sim.specs.scenario import Scenario
 # of a request's time; less is not visible
 SHOWN_SHARE = 0.002
 _LIMIT_COLOURS = {
-    "memory bandwidth": "#0072B2",
+    # P. Tol, vibrant scheme: no variant's colour, which a dark page exchanges for that of tensor cores
+    "memory bandwidth": "#0077BB",
     "tensor cores": "#56B4E9",
     "small kernels": "#009E73",
     "all_reduce": "#D55E00",
-    "all_reduce_norm": "#D55E00",
+    "all_reduce_norm": "#EE9F73",
     "all_gather": "#CC79A7",
     "reduce_scatter": "#882255",
     "all_to_all": "#CC79A7",

@@ -20,10 +20,9 @@ from ladder_sim.report.figures.style import (
     figure,
     variant_colour,
 )
-from ladder_sim.report.requests import manner_label, requests_label
+from ladder_sim.report.requests import limit_text, manner_label, requests_label
 from ladder_sim.serving import SLO, Capacity, Outcome, Served
 from ladder_sim.serving.requests.slo import Metric
-from ladder_sim.units import format_seconds
 
 _POINTS = np.linspace(0.0, 1.0, 201)
 # of a timeline: each is a mean over its part of the load
@@ -108,7 +107,7 @@ def _promised(panels: Figure, slo: SLO | None) -> None:
     for bound in slo.bounds if slo else ():
         if bound.metric in _TIMES:
             row = list(_TIMES).index(bound.metric) + 1
-            text = f"{bound.name.partition('_')[2]} \N{LESS-THAN OR EQUAL TO} {format_seconds(bound.seconds)}"
+            text = f"{bound.name.partition('_')[2]} \N{LESS-THAN OR EQUAL TO} {limit_text(bound.seconds)}"
             line = {"color": SERIES_COLOURS[5], "dash": "dash", "width": 1.5}
             place = {"annotation": {"text": text, "bgcolor": _PAPER}, "annotation_position": "bottom left"}
             panels.add_vline(x=1e3 * bound.seconds, row=row, line=line, **place)
@@ -195,7 +194,7 @@ def bound_figure(capacity: Capacity, number: int) -> Figure:
             shown = {"name": name, "showlegend": False, "text": [hover], "hovertemplate": "%{text}"}
             data.append({**point, **shown, "y": [below_ms], "marker": marker, "error_x": bar})
     limit = {"type": "line", "xref": "paper", "x0": 0.0, "x1": 1.0, "y0": limit_ms, "y1": limit_ms}
-    text = {"xref": "paper", "x": 0.0, "y": limit_ms, "xanchor": "left", "yanchor": "bottom", "showarrow": False}
+    text = {"xref": "paper", "x": 0.0, "y": limit_ms, "xanchor": "left", "xshift": 4, "yanchor": "bottom"}
     return figure(
         f"{bound.metric.upper()} by rate",
         requests_label(capacity.load),
@@ -208,7 +207,7 @@ def bound_figure(capacity: Capacity, number: int) -> Figure:
                 "range": [0.0, _REACH * limit_ms],
             },
             "shapes": [{**limit, "line": {"color": NOW_MARKER["color"], "dash": "dash", "width": 1.5}}],
-            "annotations": [{**text, "text": f"SLO: {format_seconds(bound.seconds)}"}],
+            "annotations": [{**text, "showarrow": False, "text": f"SLO: {limit_text(bound.seconds)}"}],
         },
     )
 

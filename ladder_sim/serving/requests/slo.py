@@ -6,7 +6,7 @@ from numbers import Real
 from typing import Literal, Self, get_args
 
 from ladder_sim.errors import UnknownNameError, UsageError
-from ladder_sim.units import format_seconds, parse_quantity, quoted
+from ladder_sim.units import parse_quantity, quoted
 
 Metric = Literal["ttft", "tpot", "itl", "e2e"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
@@ -31,7 +31,8 @@ class Bound:
         return f"{self.metric}_p{self.percentile}" if self.percentile else f"{self.metric}_mean"
 
     def __str__(self) -> str:
-        return f"{self.name}={format_seconds(self.seconds).replace(' ', '')}"
+        limit = f"{self.seconds:g}s" if self.seconds >= 1.0 else f"{1e3 * self.seconds:g}ms"
+        return f"{self.name}={limit}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +56,7 @@ class SLO:
         Examples
         --------
         >>> str(SLO.read({"ttft_p95_s": 0.5, "tpot_p95": "30ms"}))
-        'ttft_p95=500ms,tpot_p95=30.0ms'
+        'ttft_p95=500ms,tpot_p95=30ms'
         """
         if isinstance(given, str):
             return cls.parse(given)
