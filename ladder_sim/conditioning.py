@@ -79,7 +79,7 @@ class Prior(NamedTuple):
 # fitted to pairs of rows of one server, and the shares counted, by `python -m tools.profiles.conditioning
 # serving_dense.csv serving_moe.csv`, which prints how they do with each model left out
 PRIOR = Prior(
-    gpu_sd=0.146, cpu_sd=0.346, row_sd=0.0454, odd_share=0.216, odd_times=3.13, different=0.34, different_16_bits=0.1
+    gpu_sd=0.146, cpu_sd=0.179, row_sd=0.0456, odd_share=0.139, odd_times=3.41, different=0.34, different_16_bits=0.1
 )
 
 # of the front end, which times per token hardly depend on: judgement
