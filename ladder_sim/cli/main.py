@@ -37,7 +37,7 @@ GONE: Mapping[str, str] = {
     "calibrate fit-serving": "write `python -m tools.profiles.serving_fit FILE` in a clone of the repository",
     "calibrate import aiconfigurator": "write `python -m tools.profiles` in a clone of the repository",
     "calibrate show --source": "leave it out: the stored errors are those of the source",
-    "calibrate export": "leave it out: a profile is JSON, gzipped",
+    "calibrate export": "a profile is gzipped JSON; shipped ones lie in ladder_sim/costs/profiles",
     "calibrate import --placement": "leave it out: columns in place are read, as inference engines reduce",
     "calibrate import --algorithm": "leave it out: a log is NCCL's",
     "calibrate check --share": "leave it out: messages take 20, 30, 40 and 50 % of standard's time",

@@ -69,7 +69,7 @@ def scale(graph: TraceGraph, what: str, factor: float) -> TraceGraph:
         kinds = ", ".join(sorted({op.kind for op in graph.ops}))
         raise UsageError(
             f"scale {what}={factor}: no op has this kind, name or module",
-            hint=f"kinds in this trace: {kinds}; names may contain * and ?; `trace info --modules` lists modules",
+            hint=f"kinds in this trace: {kinds}; names may contain * and ?; `trace info --json` lists modules",
         )
     return _with_durations(graph, lambda op: op.duration_s * factor if matches(op) else op.duration_s)
 

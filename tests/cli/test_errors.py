@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ladder_sim.cli import main
 from ladder_sim.cli.commands import program
 from ladder_sim.cli.main import GONE
 from ladder_sim.costs.profile_file import SCHEMA
@@ -557,6 +558,15 @@ def test_any_command_line_is_run_or_refused(line: list[str], tmp_path: Path, mon
 @pytest.mark.parametrize(("old", "way_out"), GONE.items())
 def test_what_has_gone_says_what_replaced_it(old: str, way_out: str) -> None:
     refused((*old.split(), "x", "--json"), 2, old, "any more", way_out)
+
+
+@pytest.mark.quality
+def test_no_hint_and_no_page_names_what_has_gone() -> None:
+    """Regression: what scaled no op of a trace was sent to `trace info --modules`, which was gone."""
+    files = [REPO / "README.md", *(REPO / "docs").rglob("*.md")]
+    files += [path for place in ("ladder_sim", "calibration") for path in (REPO / place).rglob("*.py")]
+    texts = {path: path.read_text("utf-8") for path in files if path != Path(main.__file__)}
+    assert [(path, old) for path, text in texts.items() for old in GONE if " " in old and old in text] == []
 
 
 @pytest.mark.parametrize(
