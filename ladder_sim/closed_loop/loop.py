@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -194,13 +194,18 @@ class Loop:
         few, most = self.decoding["few"], self.decoding["most"]
         # tokens of prompts in a step that has any
         tokens = served.in_engine * self.load.prompt / (served.cycle_steps * served.prompt_steps)
-        several = _way(tokens, self.load.tokens["busy"], self.load.tokens["full"])
+        sizes = {name: size for name, size in self.load.tokens.items() if name != "least"}
+        ways = [_way(tokens, low, high) for low, high in pairwise(sizes.values())]
+        shares = {name: before - after for name, before, after in zip(sizes, [1.0, *ways], [*ways, 0.0], strict=True)}
         hot, without = served.duty * with_prompts, 1.0 - with_prompts
+        # a single prompt that is much shorter than the one of "idle" takes as long at any heat
+        single = 0.0 if self.load.paused == "busy" else shares["busy"]
+        cold = with_prompts - hot
         to_few, to_most = _way(served.decoding, 1.0, few), _way(served.decoding, few, most)
         return {
-            "busy": (1.0 - several) * hot,
-            "idle": with_prompts - hot,
-            "full": several * hot,
+            **{name: share * hot for name, share in shares.items()},
+            "busy": shares["busy"] * hot + single * cold,
+            "idle": (1.0 - single) * cold,
             "one": (1.0 - to_few) * without,
             # the second step without prompts is the one that stands for decode (`Request.decode`)
             "most": to_most * without,
