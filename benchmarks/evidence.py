@@ -21,8 +21,6 @@ from tests.support import beside
 
 PAGE, SERVINGS = DOCS / "evidence.md", DOCS / "accuracy-servings.csv"
 LOADS = DOCS.parent / "ladder_sim" / "validation" / "data" / "published-errors.csv"
-# error of a time from which on it says that the queue grows
-ENDLESS = 10.0
 LEVEL = "protocol-b"
 # runs whose decode steps and prefills were measured apart
 PASSES = "ladder-h100"
@@ -183,10 +181,9 @@ _PUBLISHED = (("tokens_per_s",), ("tpot_mean_s", "itl_mean_s"), ("ttft_mean_s",)
 
 def _ends(rows: Sequence[Row]) -> str:
     """Return the least and the largest of the errors as text."""
-    errors = sorted(float(row["error"]) for row in rows)
-    known = [f"{100 * error:+.0f}" for error in errors if error < ENDLESS]
+    known = [f"{100 * error:+.0f}" for error in sorted(float(row["error"]) for row in rows if not row["note"])]
     said = [f"{' to '.join(dict.fromkeys((known[0], known[-1])))} %"] if known else []
-    return ", or ".join([*said, *(["the queue grows"] if len(known) < len(errors) else [])]) or "-"
+    return ", or ".join([*said, *(["the queue grows"] if len(known) < len(rows) else [])]) or "-"
 
 
 def _cross_checks() -> Iterator[tuple[str, ...]]:

@@ -24,6 +24,7 @@ from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.legal_plans import DEGREES, legal_plans, without_plan
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario, formerly_a_dict, point_asked
+from ladder_sim.specs.scenario_warnings import DOUBT, Caution
 from ladder_sim.sweeps.axes import axis
 from ladder_sim.sweeps.executors import Processes, serial
 from ladder_sim.sweeps.grid import variant_names
@@ -146,9 +147,10 @@ def simulated_options(
 
 
 BATCHES = "1:256"
-SERVING = (
+SERVING = Caution(
     "not a recommendation for serving: times and rates are of one static batch, while engines batch requests "
-    "continuously as they arrive"
+    "continuously as they arrive",
+    DOUBT,
 )
 TTFT_BOUND = (
     "the bound on TTFT bounds the prefill of a whole batch, which a server does not wait for: throughput under it is "

@@ -16,7 +16,7 @@ from ladder_sim.costs.profile import CalibrationProfile, ServerMeasurement
 from ladder_sim.simulate.request import Request
 from ladder_sim.specs.catalog import release
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.scenario_warnings import DECISIVE, Caution
+from ladder_sim.specs.scenario_warnings import DECISIVE, DOUBT, Caution
 from ladder_sim.specs.settings import option_name
 from ladder_sim.specs.workload import FORMATS
 from ladder_sim.units import format_bytes, format_seconds
@@ -67,14 +67,14 @@ def cost_warnings(
                 "gloo's threads had no cores of their own: messages waited for the scheduler, and what overlaps them "
                 "gains less than predicted (ladder 1.07x for 1.27x); measure as root, or on two cores a rank"
             )
-            warnings.append(Caution(text, DECISIVE))
+            warnings.append(Caution(text, DOUBT))
     stack_fit = profile.fit_of(scenario.stack.name) if profile else None
     if profile and stack_fit and stack_fit.base != profile.tables_of:
         text = f"stack '{stack_fit.stack}' was fitted to runs on {stack_fit.base}; its figures are taken over unchanged"
         warnings.append(Caution(text, "stack", scenario.stack.name))
     if not memory.fits:
         needs = f"{format_bytes(memory.total_bytes)} of {format_bytes(memory.capacity_bytes)} per GPU"
-        warnings.append(Caution(f"does not fit: needs {needs}", DECISIVE))
+        warnings.append(Caution(f"does not fit: needs {needs}", DOUBT))
     workload = scenario.workload
     if memory.fits and workload.concurrency is not None:
         room = float(kv_requests(scenario, workload.prompt, workload.gen))
@@ -111,13 +111,13 @@ def _traced(scenario: Scenario, simulated: Mapping[str, Request]) -> Iterator[st
     for (source, _), seconds in request.breakdown.sources_s.items():
         shares[source] += seconds / float(request.request_s)
     parts = ", ".join(f"{share:.0%} {source}" for source, share in shares.items() if share)
-    yield Caution(f"'{model.name}' was {model.origin}; of standard's time {parts}", DECISIVE)
+    yield Caution(f"'{model.name}' was {model.origin}; of standard's time {parts}", DOUBT)
 
 
 def _measured(measurement: ServerMeasurement) -> Iterator[str]:
     """Yield what a running server measured, what that moves, and what it contradicts."""
     if measurement.caution:
-        yield Caution(measurement.caution, DECISIVE)
+        yield Caution(measurement.caution, DOUBT)
     shown = {name: factor - 1.0 for name, factor in measurement.factors.items() if abs(factor - 1.0) >= LEAST_MOVED}
     moved = ", ".join(f"{name} {100.0 * change:+.0f} %" for name, change in shown.items())
     yield f"measured {measurement.said}: {moved or 'as predicted, but for the error of one load'}"
@@ -146,9 +146,9 @@ def _not_in_tables(scenario: Scenario, profile: CalibrationProfile) -> Iterator[
         # graphs off 88, 76 and 77 are predicted, with them 173, 201 and 242
         eager = ", and slower without CUDA graphs, as vLLM seems to run them on A100: --set stack.cuda_graphs=off"
         yield Caution(
-            f"no experts in {experts} were measured on {scenario.cluster.gpu.name}: they are priced by the formulas at "
+            f"no experts in {experts} were measured on {scenario.cluster.gpu.name}. They are priced by the formulas at "
             f"the rates of {stand_in}" + ("" if scenario.launched_by_python else eager),
-            DECISIVE,
+            DOUBT,
         )
     attention = profile.attention_decode.get(stack.attention, {})
     # a checkpoint may keep all but its experts in 16 bits
@@ -260,7 +260,7 @@ def _beyond_sweep(scenario: Scenario, simulated: Mapping[str, Request]) -> Itera
             f"'{scenario.cluster.inter.fabric}' has no sizes near all-reduces of {sizes}: they take what "
             f"{sweep.cluster.inter.fabric} is known for, and no less than its smaller ones"
         )
-        yield Caution(text, DECISIVE)
+        yield Caution(text, DOUBT)
 
 
 def _faster_than_the_bound(requests: Mapping[str, Request]) -> Iterator[str]:

@@ -25,7 +25,7 @@ from ladder_sim.report.figures.style import (
     variant_colour,
 )
 from ladder_sim.report.prediction import limit_text
-from ladder_sim.report.report import Brief, Remark, Report
+from ladder_sim.report.report import WIDTH, Brief, Remark, Report
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.units import counted_text, format_bytes, format_seconds
@@ -144,8 +144,8 @@ class AdviceReport(Report[Advice]):
             places.append(Place(option=option, prediction=predictions[first], other=second))
         return places
 
-    def plans(self, places: Sequence[Place], title: str = "") -> WholeTable:
-        """Return a table with a row for each place."""
+    def plans(self, places: Sequence[Place], title: str = "", width: int = 0) -> WholeTable:
+        """Return a table with a row for each place, of the columns that have room on a `width`; 0: of all."""
         advice, (_, other) = self.answer, self.variants
         first_token = advice.objective == "ttft"
         columns: list[Column[Place]] = [
@@ -159,20 +159,16 @@ class AdviceReport(Report[Advice]):
             Column("", lambda place: place.other and place.other.speedup, f"{other} speedup" if other else ""),
             Column("", lambda place: place.option.usd_per_Mtoken, "$/Mtoken" if _priced(advice) else ""),
         ]
-        return table_of(columns, places, title=title)
+        return table_of(columns, places, title=title, width=width, spare=("GPUs", "TPOT"))
 
     def _brief(self) -> Brief:
         advice, places = self.answer, self.places(_SHOWN)
-        warnings = self.notes.warnings
-        # of static batches the first says that this is no advice for serving
-        first = [Remark("caution", f"{warnings.pop(0)}.")] if _static(advice) else []
         hidden = len({option.plan for option in advice.options}) - len({place.option.plan for place in places})
         return Brief(
             sentence=self.verdict,
             asked=f"{self.label}; {counted_text(advice.plans, 'plan')}",
-            table=self.plans(places),
-            remarks=[*first, *self._remarks(places)],
-            cautions=warnings,
+            table=self.plans(places, width=WIDTH),
+            remarks=list(self._remarks(places)),
             more=counted_text(hidden, "more plan") if hidden else "",
         )
 

@@ -17,7 +17,7 @@ from ladder_sim.serving import Traffic
 from ladder_sim.serving.requests.result import Result
 from ladder_sim.units import counted_text, step_for
 from ladder_sim.validation.compare import ErrorStats, Quantity
-from ladder_sim.validation.load import DEPLOYMENT, LoadComparison, LoadValidation, summarize_loads
+from ladder_sim.validation.load import DEPLOYMENT, GROWS, LoadComparison, LoadValidation, summarize_loads
 
 FIGURE_COLUMNS = ("figure", "measured", "predicted (90 %)", "error", "inside")
 # loads of which --explain shows each figure
@@ -58,6 +58,9 @@ class LoadsReport(Report[LoadValidation]):
     def _brief(self) -> Brief:
         loads, timed = self.answer, self._timed
         remarks = list(left_out((each.note for each in loads if each.note), len(loads), "loads"))
+        if grown := sum(not each.stable for each in timed):
+            text = f"of {counted_text(grown, 'load')} {GROWS}: times to first token grow without limit there."
+            remarks.append(Remark("apart", text))
         if confidences := [each.confidence for each in timed if each.confidence]:
             remarks.append(Remark("evidence", evidence_text(confidences[0])))
         return Brief(
@@ -71,7 +74,8 @@ class LoadsReport(Report[LoadValidation]):
         """Return a table of the main figures: measured and predicted ones of one load, errors of several loads."""
         timed = self._timed
         errors = summarize_loads(timed)
-        names = sorted(errors, key=lambda name: _WANTED.index(name) if name in _WANTED else len(_WANTED))
+        figures = timed[0].figures if len(timed) == 1 else errors
+        names = sorted(figures, key=lambda name: _WANTED.index(name) if name in _WANTED else len(_WANTED))
         names = names[:_SHOWN_FIGURES]
         if len(timed) == 1:
             return table(FIGURE_COLUMNS, [_shown_cells(name, timed[0].figures[name]) for name in names])
@@ -111,7 +115,8 @@ class LoadsReport(Report[LoadValidation]):
             figures = each.figures or dict.fromkeys(each.result.figures)
             for figure, quantity in figures.items():
                 fields = {**fields_of(VALUES, quantity), "measured": each.result.figures[figure]}
-                rows.append({**load, "figure": figure, **fields, "note": each.note})
+                grows = GROWS if quantity and figure not in each.judged else ""
+                rows.append({**load, "figure": figure, **fields, "note": each.note or grows})
         errors = {figure: error_fields(each) for figure, each in summarize_loads(loads).items()}
         return Document.of_rows({"batching": "continuous", "dataset": loads.name, "summary": errors}, rows)
 

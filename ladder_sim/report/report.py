@@ -15,7 +15,8 @@ from ladder_sim.display.document import Document, Notes
 from ladder_sim.display.labels import validated_lines
 from ladder_sim.errors import UnknownNameError
 from ladder_sim.report.console import WholeTable, to_html, to_text
-from ladder_sim.specs.scenario_warnings import is_decisive
+from ladder_sim.specs.scenario_warnings import gravity
+from ladder_sim.units import counted_text
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -25,6 +26,8 @@ LINES, WIDTH = 14, 100
 # columns of the word before a remark
 _MARGIN = 10
 _STYLES = {"caution": "yellow"}
+# words of remarks that every answer has room for
+_REASONS = ("why", "evidence")
 _SENTENCES = re.compile(r"(?<=\.) (?=[A-Z])")
 
 
@@ -40,6 +43,11 @@ class Remark:
     def first(self) -> "Remark":
         """Remark of which only the first sentence is left."""
         return Remark(self.word, _SENTENCES.split(self.text, maxsplit=1)[0])
+
+    @property
+    def clause(self) -> "Remark":
+        """Remark of which only the first clause is left."""
+        return Remark(self.word, f"{self.first.text.partition('; ')[0].removesuffix('.')}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,40 +65,56 @@ class Brief:
     offers: Sequence[Remark] = ()
     """What else the reader could do, and what it costs."""
     cautions: Sequence[str] | None = None
-    """Warnings, by default those of the answer's notes: those without which the figures mislead stand before the
-    offers, the others at the end."""
+    """Warnings, by default those of the answer's notes: those that change a decision stand before the offers, the
+    others at the end. The first that puts the figures in doubt always has room."""
     more: str = ""
     """What --explain has besides them, e.g. "12 more plans"."""
 
     def shown(self, console: Console) -> list[Remark]:
-        """Return the remarks that have room on `LINES`; the last says how many have none."""
-        head = [*(_height(console, text, WIDTH) for text in (self.sentence, self.asked)), 1]
-        options = console.options.update_width(WIDTH)
-        room = LINES - sum(head) - (len(console.render_lines(self.table, options)) if self.table else 0)
-        decisive = [_caution(text) for text in self.cautions or () if is_decisive(text)]
-        others = [_caution(text) for text in self.cautions or () if not is_decisive(text)]
-        wanted = [*self.remarks, *decisive, *self.offers, *others]
-        rest = Remark("more", f"--explain has {self.more or 'the rest'}")
-        own = [rest] if self.more else []
-        if sum(_remark_height(console, each) for each in (*wanted, *own)) <= room:
+        """Return the remarks that have room on `LINES`; the last says what has none, and how many cautions."""
+        room = LINES - self._head_height(console)
+        doubt, decisive, others = (
+            [_caution(text) for text in self.cautions or () if gravity(text) == grade] for grade in (2, 1, 0)
+        )
+        wanted = [*self.remarks, *doubt, *decisive, *self.offers, *others]
+        own = [self._rest(0)] if self.more else []
+        # a line stays empty above the table, unless that takes the room of a reason
+        if sum(_remark_height(console, each) for each in (*wanted, *own)) < room:
             return [*wanted, *own]
-        # a line says what has no room
-        room -= _remark_height(console, rest)
-        kept: dict[int, Remark] = {}
-        for number, part in _by_need(wanted, decisive):
-            longer = _remark_height(console, part) - (_remark_height(console, kept[number]) if number in kept else 0)
-            if longer <= room:
-                kept[number] = part
-                room -= longer
-        return [*(kept[number] for number in sorted(kept)), rest]
+        room -= _remark_height(console, self._rest(len(wanted)))
+        for spare in (room - 1, room):
+            kept: dict[int, Remark] = {}
+            for number, part in _by_need(wanted, doubt[:1]):
+                longer = _remark_height(console, part)
+                longer -= _remark_height(console, kept[number]) if number in kept else 0
+                if longer <= spare:
+                    kept[number] = part
+                    spare -= longer
+            if all(kept.get(at) in (each.first, each) for at, each in enumerate(wanted) if each.word in _REASONS):
+                break
+        hidden = sum(each.word == "caution" for number, each in enumerate(wanted) if number not in kept)
+        return [*(kept[number] for number in sorted(kept)), self._rest(hidden)]
+
+    def _head_height(self, console: Console) -> int:
+        """Return the lines of the answer and its table."""
+        options = console.options.update_width(WIDTH)
+        table = len(console.render_lines(self.table, options)) if self.table else 0
+        return table + sum(_height(console, text, WIDTH) for text in (self.sentence, self.asked))
+
+    def _rest(self, cautions: int) -> Remark:
+        besides = f" and {counted_text(cautions, 'caution')}" if cautions else ""
+        return Remark("more", f"--explain has {self.more or 'the rest'}{besides}")
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        parts: list[RenderableType] = [Text(self.sentence, "bold"), Text(self.asked), Text()]
+        shown = self.shown(console)
+        parts: list[RenderableType] = [Text(self.sentence, "bold"), Text(self.asked)]
+        if self._head_height(console) + sum(_remark_height(console, remark) for remark in shown) < LINES:
+            parts.append(Text())
         if self.table:
             parts.append(self.table)
         for part in parts:
             yield Constrain(part, WIDTH)
-        for remark in self.shown(console):
+        for remark in shown:
             yield from _lines(console, options, remark)
 
 
@@ -118,14 +142,19 @@ def _lines(console: Console, options: ConsoleOptions, remark: Remark) -> Iterato
         word = ""
 
 
-def _by_need(remarks: Sequence[Remark], decisive: Collection[Remark]) -> Iterator[tuple[int, Remark]]:
-    """Yield remarks by number in the order in which they get room, a sentence of each first; the evidence whole."""
-    first = [(number, each) for number, each in enumerate(remarks) if each in decisive]
-    evidence = [(number, each) for number, each in enumerate(remarks) if each.word == "evidence"]
-    others = [(number, each) for number, each in enumerate(remarks) if (number, each) not in (*first, *evidence)]
-    yield from ((number, each.first) for number, each in [*first, *evidence, *others[:1]])
-    yield from evidence
-    yield from ((number, each.first) for number, each in others[1:])
+def _by_need(remarks: Sequence[Remark], doubt: Collection[Remark]) -> Iterator[tuple[int, Remark]]:
+    """Yield remarks by number in the order in which they get room, longer parts of reasons after their first ones."""
+    numbered = list(enumerate(remarks))
+    first = [(number, each) for number, each in numbered if each in doubt]
+    reasons = [(number, each) for number, each in numbered if each.word in _REASONS]
+    # the evidence first: its error says more than a reason
+    reasons.sort(key=lambda entry: entry[1].word)
+    others = [entry for entry in numbered if entry not in (*first, *reasons)]
+    yield from ((number, each.first) for number, each in first)
+    yield from ((number, each.clause) for number, each in reasons)
+    yield from ((number, each.first) for number, each in reasons)
+    yield from reasons
+    yield from ((number, each.first) for number, each in others)
     yield from (*first, *others)
 
 

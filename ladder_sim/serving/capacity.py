@@ -19,7 +19,7 @@ from ladder_sim.specs.arguments import SystemFields
 from ladder_sim.specs.legal_plans import legal_plans, without_plan
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.scenario_warnings import DECISIVE, Caution
+from ladder_sim.specs.scenario_warnings import DOUBT, Caution
 from ladder_sim.specs.settings import Overrides
 from ladder_sim.sweeps.axes import axis
 from ladder_sim.sweeps.price import check_price, token_price
@@ -83,7 +83,7 @@ class Capacity(Named[str, Fleet]):
         why = [f"{name}: {text}" for name, each in self.variants.items() for text in each.reasons]
         if enough := self.enough_requests:
             few = f"{self.load.requests} requests are few: req/s alone is too high, gains are not of a steady load"
-            why.append(Caution(f"{few}; raise --requests to {enough}", DECISIVE))
+            why.append(Caution(f"{few}; raise --requests to {enough}", DOUBT))
         return (*why, *filter(None, dict.fromkeys(each.need.outcome.caution for each in self.variants.values())))
 
     @property

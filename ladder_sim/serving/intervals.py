@@ -29,7 +29,7 @@ from ladder_sim.serving.requests.traces import Trace
 from ladder_sim.serving.requests.traffic import Traffic
 from ladder_sim.serving.service import SERVED_VARIANTS, Service
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.scenario_warnings import DECISIVE, Caution
+from ladder_sim.specs.scenario_warnings import DOUBT, Caution
 from ladder_sim.specs.stack import StackSpec
 from ladder_sim.specs.workload import SPREAD
 from ladder_sim.sweeps.price import token_price
@@ -258,7 +258,7 @@ class Served(Named[str, ServedVariant]):
         steady = STEADY_ROUNDS * load.concurrency
         return Caution(
             f"{few}: most meet a server that fills or empties; raise --requests to {steady}, or lower --concurrency",
-            DECISIVE,
+            DOUBT,
         )
 
     @property

@@ -119,8 +119,8 @@ def used_settings(scenario: Scenario) -> frozenset[str]:
 
 # kind of a caution that a setting changes nothing
 UNUSED = "unused"
-# kind of a caution without which the figures mislead: it comes before the others
-DECISIVE = "decisive"
+# kinds of cautions that come before the others: without one the figures mislead, the other qualifies figures that hold
+DOUBT, DECISIVE = "doubt", "decisive"
 
 
 class Caution(str):
@@ -140,9 +140,9 @@ class Caution(str):
         return label == f"{self.kind} {self.name}" or self.name in label.split(" + ")
 
 
-def is_decisive(text: str) -> bool:
-    """Whether figures mislead without a warning."""
-    return isinstance(text, Caution) and text.kind == DECISIVE
+def gravity(text: str) -> int:
+    """Return 2 for a warning that puts the figures in doubt, 1 for one that changes a decision, 0 for others."""
+    return {DOUBT: 2, DECISIVE: 1}.get(text.kind, 0) if isinstance(text, Caution) else 0
 
 
 def scenario_warnings(scenario: Scenario) -> tuple[str, ...]:
@@ -163,9 +163,7 @@ _PYTHON_UNMEASURED = "what the engine's Python adds was not measured, and real s
 def _engine(scenario: Scenario) -> Iterator[str]:
     stack, gpu = scenario.stack, scenario.cluster.gpu
     if stack.nvidia_only and not gpu.compute_capability:
-        yield Caution(
-            f"stack '{stack.name}' runs on NVIDIA GPUs alone: {gpu.name} states no compute_capability", DECISIVE
-        )
+        yield Caution(f"stack '{stack.name}' runs on NVIDIA GPUs alone: {gpu.name} states no compute_capability", DOUBT)
     by_hand = scenario.settings.keys()
     if scenario.launched_by_python and "stack.cuda_graphs" in by_hand and "stack.python_launch_s" not in by_hand:
         measured = stack.python_launch_s > 0.0
@@ -173,7 +171,7 @@ def _engine(scenario: Scenario) -> Iterator[str]:
         yield Caution(
             f"without CUDA graphs the CPU launches each kernel, in {format_seconds(launch_s)} (stack.{figure}_launch): "
             + ("as measured on other hosts, whose CPUs differ" if measured else _PYTHON_UNMEASURED),
-            DECISIVE,
+            DOUBT,
         )
 
 
@@ -251,7 +249,7 @@ def _links(scenario: Scenario) -> Iterator[str]:
             yield Caution(
                 f"{short_name(name)} of {format_seconds(floor_s)} is below the {format_seconds(least_s)} that NCCL "
                 f"takes {where} by links without latency: the latency of a link is {tier}.hop_latency",
-                DECISIVE,
+                DOUBT,
                 f"{short_name(name)} {format_seconds(floor_s)}",
             )
 

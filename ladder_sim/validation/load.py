@@ -17,7 +17,7 @@ from ladder_sim.serving.requests.traffic import Traffic
 from ladder_sim.serving.service import Service
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.scenario_warnings import DECISIVE, Caution
+from ladder_sim.specs.scenario_warnings import DOUBT, Caution
 from ladder_sim.validation.campaigns import cluster_name, format_name, server_of, stack_name
 from ladder_sim.validation.compare import ErrorStats, Quantity, check_error, error_stats
 
@@ -29,6 +29,8 @@ DEPLOYMENT = ("model", "cluster", "stack", "dtype", "tp", "ep", "attention_dp")
 _STATED = frozenset({"model", "cluster", "dtype", "tp", "ep"})
 # checkpoints in them are quantised by a flag of the server
 _UNQUANTIZED = ("bf16", "fp16")
+# note on times that hold the wait in a queue which grows as long as requests come: they have no error worth its digits
+GROWS = "the queue grows in the prediction"
 # without it nothing is predicted, with an example
 _NEEDED = {"model": "70b", "cluster": "h100-sxm", "tp": "8", "stack": "vllm"}
 
@@ -48,6 +50,15 @@ class LoadComparison:
     """What the reader should know."""
     note: str = ""
     """Why it is not predicted."""
+    stable: bool = True
+    """Whether the queue stays bounded in the prediction."""
+
+    @property
+    def judged(self) -> Mapping[str, Quantity]:
+        """Figures without those that depend on how many requests come, because the queue grows."""
+        return {
+            name: each for name, each in self.figures.items() if self.stable or not name.startswith(("ttft", "e2e"))
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
@@ -92,9 +103,9 @@ def compare_loads(
 
 
 def summarize_loads(comparisons: Sequence[LoadComparison]) -> Mapping[str, ErrorStats]:
-    """Return the errors of each figure that was measured."""
-    names = dict.fromkeys(name for each in comparisons for name in each.figures)
-    summaries = {name: error_stats(each.figures.get(name) for each in comparisons) for name in names}
+    """Return the errors of each figure that was measured, where the prediction's queue does not make it grow."""
+    names = dict.fromkeys(name for each in comparisons for name in each.judged)
+    summaries = {name: error_stats(each.judged.get(name) for each in comparisons) for name in names}
     return {name: errors for name, errors in summaries.items() if errors}
 
 
@@ -127,7 +138,7 @@ def errors_of(scenario: Scenario) -> list[PublishedError]:
     wanted = tuple(str(fields[name]) for name in DEPLOYMENT)
     loads: dict[str, dict[str, float]] = {}
     for row in _published_errors():
-        if tuple(row[name] for name in DEPLOYMENT) == wanted and row["error"]:
+        if tuple(row[name] for name in DEPLOYMENT) == wanted and not row["note"]:
             loads.setdefault(row["source"], {})[row["figure"]] = float(row["error"])
     return [PublishedError(source, errors) for source, errors in loads.items()]
 
@@ -157,6 +168,7 @@ def _compare(
             name: Quantity(measured=measured, predicted=predicted[name]) for name, measured in result.figures.items()
         },
         confidence=served.confidence,
+        stable=served["standard"].stable,
         cautions=(*_contradiction(result, scenario, given), *failures(result), *cautions, served.interval_note),
     )
 
@@ -180,7 +192,7 @@ def _contradiction(result: Result, scenario: Scenario, given: Mapping[str, Any])
     measured, predicted = (
         ", ".join(f"{name} {values[name]}" for name in other) for values in (other, scenario.fields())
     )
-    return (Caution(f"the file says that it measured {measured}; predicted is {predicted}, as given", DECISIVE),)
+    return (Caution(f"the file says that it measured {measured}; predicted is {predicted}, as given", DOUBT),)
 
 
 def stated_otherwise(result: Result, scenario: Scenario, given: Mapping[str, Any]) -> dict[str, Any]:

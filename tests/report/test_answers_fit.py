@@ -7,6 +7,7 @@ import pytest
 
 from ladder_sim import Scenario, advise, breakeven, compare, predict, sensitivity, sweep, versus
 from ladder_sim.report.report import LINES
+from ladder_sim.specs.scenario_warnings import gravity
 from tests.support.commands import run
 from tests.support.fits import lines_of
 
@@ -267,3 +268,34 @@ def test_figures_by_hand_are_what_no_run_had() -> None:
     eager = Scenario(model="70b", overrides={"stack.cuda_graphs": "off"})
     answer = " ".join(" ".join(lines_of(predict(eager))).split())
     assert "Never measured: gpt-fast with stack.cuda_graphs by hand." in answer
+
+
+CROWDED: list[dict[str, Any]] = [
+    {"model": "gpt-oss-120b", "cluster": "h200-sxm", "stack": "vllm", "concurrency": 32},
+    {"model": "gpt-oss-120b", "cluster": "a100-sxm-hdr", "nodes": 2, "tp": 2, "stack": "vllm", "batch": 2, "gen": 2},
+    {"model": "mixtral-8x7b", "cluster": "l40s-pcie", "tp": 8, "stack": "sglang", "concurrency": 8, "prompt": 16},
+    {"model": "minimax-m2.5", "cluster": "a100-sxm-roce", "tp": 8, "stack": "vllm", "concurrency": 64, "gen": 16},
+    {"model": "deepseek-v3", "cluster": "h200-sxm", "dtype": "fp8", "stack": "vllm", "concurrency": 64},
+]
+
+
+@pytest.mark.parametrize("asked", CROWDED, ids=lambda asked: f"{asked['model']} on {asked['cluster']}")
+def test_reasons_have_room_before_cautions(asked: dict[str, Any]) -> None:
+    """Cautions took the lines of why and evidence in answers about models with experts."""
+    predictions = predict(Scenario(**asked), ignore_memory=True)
+    lines = lines_of(predictions)
+    words = [line.split(" ", 1)[0] for line in lines]
+    assert {"why", "evidence"} <= set(words)
+    warnings = predictions.confidence.warnings
+    hidden = len(warnings) - words.count("caution")
+    assert lines[-1].endswith(f" and {hidden} caution{'s' if hidden > 1 else ''}") == (hidden > 0)
+    explained = " ".join(predictions.explain().split())
+    assert all(" ".join(text.split()) in explained for text in warnings)
+    if doubts := [text for text in warnings if gravity(text) == 2]:
+        assert " ".join(doubts[0].split()).partition(". ")[0] in " ".join(" ".join(lines).split())
+
+
+def test_plans_of_long_names_take_one_table() -> None:
+    """They took two, and the answer 15 lines, without evidence."""
+    lines = lines_of(advise(model="qwen3-30b-a3b", stack="vllm"))
+    assert any(line.startswith("evidence") for line in lines)

@@ -13,7 +13,7 @@ from ladder_sim.specs.scenario import Scenario
 from ladder_sim.validation.campaigns import server_of
 from ladder_sim.validation.compare import Quantity
 from ladder_sim.validation.dataset import result_file
-from ladder_sim.validation.load import LoadComparison, LoadValidation, compare_loads
+from ladder_sim.validation.load import GROWS, LoadComparison, LoadValidation, compare_loads
 from tests.support.commands import run
 
 RESULTS = read_results(result_file("published"))
@@ -87,3 +87,36 @@ def test_the_package_names_its_loads() -> None:
     done = run("validate", "published", "--level", "roofline")
     assert done.code == 2
     assert "--level is for runs of static batches" in done.err
+
+
+def test_times_of_a_queue_that_grows_are_counted_apart() -> None:
+    """They grow with the number of requests, and averages of errors with them: TTFT was off by 982 % of 33 loads."""
+
+    def off(times: float, *, stable: bool) -> LoadComparison:
+        values = {"tpot_mean_s": 1.1, "ttft_mean_s": times}
+        figures = {
+            name: Quantity(predicted=Interval(value=value, low=value, high=value), measured=1.0)
+            for name, value in values.items()
+        }
+        result = replace(RESULTS[1], figures=dict.fromkeys(figures, 1.0))
+        scenario = Scenario(model="8b")
+        return LoadComparison(result=result, scenario=scenario, figures=figures, confidence=None, stable=stable)
+
+    loads = LoadValidation(name="published", rows=(off(1.2, stable=True), off(250.0, stable=False)))
+    summary, text = loads.to_dict()["summary"], " ".join(str(loads).split())
+    assert (summary["ttft_mean_s"]["n"], summary["tpot_mean_s"]["n"]) == (1, 2)
+    assert "mean TTFT by 20.0 % on average" in text
+    assert "of 1 load the queue grows in the prediction: times to first token grow without limit there." in text
+    assert [row["note"] for row in loads.to_dict()["rows"]] == ["", "", "", GROWS]
+    assert "250" in str(LoadValidation(name="one", rows=loads.rows[1:]))
+
+
+def test_more_requests_than_a_server_answers_make_its_queue_grow() -> None:
+    load = RESULTS[-1]
+    (kept,), (crowded,) = (
+        compare_loads([load], {"cluster": cluster}, {"stack.step_requests": requests})
+        for cluster, requests in (("h100-sxm", 256), ("l40s-pcie", 8))
+    )
+    assert {name for name in crowded.figures if name not in crowded.judged} == {"ttft_mean_s", "e2e_mean_s"}
+    assert not crowded.stable
+    assert kept.judged.keys() >= kept.figures.keys() - {"ttft_mean_s", "e2e_mean_s"}
