@@ -53,7 +53,7 @@ _ANSWERS: dict[str, tuple[tuple[str, str], ...]] = {
         (r"[^/]*\b(fp8|w8a8)\b[^/]*", "take the id of the unquantized model with --dtype fp8"),
     ),
     "cluster": (
-        (r"(h20|h800|a800|l4|l40|a10g?|a40|v100|t4|mi(?!300|325|355)\d+\w*|tpu.*|gaudi.*)(\b.*)?", _NOT_MEASURED),
+        (r"(h800|a800|l4|l40|a10g?|a40|v100|t4|mi(?!300|325|355)\d+\w*|tpu.*|gaudi.*)(\b.*)?", _NOT_MEASURED),
         (r"(a100|h200|b[23]00)-pcie", _NOT_MEASURED),
     ),
     "stack": ((r"tensor-?rt(-?llm)?|trt(-llm)?", "write trtllm"),),

@@ -149,15 +149,13 @@ class Requests:
             in_step: Any = minimum(self.concurrency, self.together)
             sizes = {"batch": in_step, "prompt": self.prompt, "gen": self.gen}
             return {"prefill": ("prefill", Sizes.of(stack, "prefill", self.prompt, **sizes))}
-        decoding, tokens = self.decoding, self.tokens
-        # a graph of a step with prompts has at least one request that decodes
-        beside = decoding["most" if self.mixed_steps else "one"]
+        tokens = self.tokens
         return {
-            **{name: self._decode(stack, number) for name, number in decoding.items()},
-            "idle": self._with_prompts(stack, beside, tokens[self.paused] / self.chunk, self.chunk, 0.0),
-            "least": self._with_prompts(stack, beside, 1, tokens["least"], 1.0),
+            **{name: self._decode(stack, number) for name, number in self.decoding.items()},
+            "idle": self.with_prompts(stack, tokens[self.paused] / self.chunk, self.chunk, 0.0),
+            "least": self.with_prompts(stack, 1, tokens["least"], 1.0),
             **{
-                name: self._with_prompts(stack, beside, number / self.chunk, self.chunk, 1.0)
+                name: self.with_prompts(stack, number / self.chunk, self.chunk, 1.0)
                 for name, number in tokens.items()
                 if name != "least"
             },
@@ -171,7 +169,10 @@ class Requests:
     def _decode(self, stack: StackSpec, batch: Any) -> tuple[Phase, Sizes]:
         return "decode", Sizes.of(stack, "decode", self._context, batch=batch, prompt=self.prompt, gen=self.gen)
 
-    def _with_prompts(self, stack: StackSpec, batch: Any, prompts: Any, chunk: Any, duty: float) -> tuple[Phase, Sizes]:
+    def with_prompts(self, stack: StackSpec, prompts: Any, chunk: Any, duty: float) -> tuple[Phase, Sizes]:
+        """Return the phase and sizes of a step with so many prompts, each of a chunk, as those of `passes`."""
+        # a graph of a step with prompts has at least one request that decodes
+        batch = self.decoding["most" if self.mixed_steps else "one"]
         if np.all(self.prompt == 1):
             # a prompt of one token is one more request that decodes
             return self._decode(stack, batch + prompts)

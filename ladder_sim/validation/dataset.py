@@ -17,7 +17,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ladder_sim.costs.memory import weight_bytes
 from ladder_sim.errors import InfeasibleError, UnknownNameError, UsageError
 from ladder_sim.hf.feed_forward import Moe
 from ladder_sim.specs import catalog
@@ -316,6 +315,9 @@ def _least_step_s(configuration: Configuration, variant: str) -> float:
 
 def least_step_s(scenario: Scenario) -> float:
     """Return the seconds below which no step takes as long as the weights that it reads."""
+    # imported here: --help needs no numpy
+    from ladder_sim.costs.memory import weight_bytes
+
     read_bytes = _active_share(scenario.model) * weight_bytes(scenario)
     return _LEAST_SHARE * read_bytes / scenario.cluster.gpu.hbm_bandwidth_Bps
 

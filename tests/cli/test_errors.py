@@ -637,7 +637,7 @@ def test_a_flag_that_a_command_never_had_is_unknown_as_ever(line: str) -> None:
         ("predict --model llama-405b", "models of 405b: llama-3.1-405b;"),
         ("predict --model 72b", "models of 72b: qwen2.5-72b;"),
         ("predict --model 7b", "models of 7b: llama-2-7b, mistral-7b, qwen2.5-7b;"),
-        ("predict --cluster h20", "`ladder-sim list h100-sxm --toml > mine.toml`"),
+        ("predict --cluster h800", "`ladder-sim list h100-sxm --toml > mine.toml`"),
         ("predict --cluster mi250x", "no measurements of it are shipped"),
         ("predict --cluster a100-pcie", "no other GPU stands in for it"),
         ("predict --cluster h100-smx", "did you mean 'h100-sxm'?"),

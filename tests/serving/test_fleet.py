@@ -175,7 +175,7 @@ def test_a_promise_that_no_rate_keeps_is_named_with_what_an_idle_replica_takes()
     for name, each in answer.items():
         assert (each.need.replicas, each.gpus.value, each.confidence) == (0, math.inf, None)
         (reason,) = each.reasons
-        assert "no rate keeps ttft_p50=1.00us: it is " in reason
+        assert "no rate keeps ttft_p50=0.001ms: it is " in reason
         assert "ms on an idle replica of TP 2" in reason
         assert f"{name}: {reason}" in answer.cautions
     assert capacity_figure(answer).data[0].text == "no number keeps it"
@@ -327,7 +327,7 @@ def test_the_command_gives_every_figure() -> None:
     result = run(*flags, "--set", "prefill_tp=1", "--seeds", "1", "--json")
     assert result.code == 0, result.err
     answer = json.loads(result.out)
-    assert (answer["promise"], answer["seeds"], answer["load"]["rate"]) == ("tpot_p95=8.00ms", 1, 200.0)
+    assert (answer["promise"], answer["seeds"], answer["load"]["rate"]) == ("tpot_p95=8ms", 1, 200.0)
     for row in answer["rows"]:
         for name in ("gpus", "rate_limit", "gpus_saved", "rate_gain", "usd_per_Mtoken"):
             assert row[f"{name}_low"] <= row[name] <= row[f"{name}_high"]

@@ -23,6 +23,7 @@ from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.des.shared import Floats
 from ladder_sim.graph.ops import PassInputs
 from ladder_sim.graph.techniques import form
+from ladder_sim.kernels import Phase, Sizes
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.serving.requests.slo import SLO
 from ladder_sim.serving.requests.traffic import Traffic
@@ -30,6 +31,7 @@ from ladder_sim.serving.service import Service
 from ladder_sim.simulate.passes import ForwardPass, forward_passes
 from ladder_sim.simulate.together import simulate_together
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.stack import StackSpec
 
 # the median of a Poisson number is at most so far below its mean (K. P. Choi, "On the medians of gamma distributions
 # and an equation of Ramanujan", 1994)
@@ -38,8 +40,6 @@ _MEDIAN = math.log(2.0)
 _LOADS = np.array([1 / 16, _MEDIAN, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024])
 # the law is well within this of what simulations of requests that arrive say (tests/serving/test_fleet.py)
 SLACK = 1.25
-# of `Requests.passes`: a step that decodes, and one that runs a prompt too while prompts take none of the time, or all
-_PASSES = ("most", "idle", "busy")
 # of the share of the time that prompts take, which decides how long they take: each adds a digit
 _ROUNDS = 4
 
@@ -72,7 +72,7 @@ class Steps(NamedTuple):
     requests: Requests
     """Requests in flight of these."""
     passes: Mapping[str, Sequence[ForwardPass]]
-    """`_PASSES` by variant."""
+    """Those of `_sizes` by variant."""
 
     def at_own_duty(self) -> "Steps":
         """Return the steps with prompts as in `ForwardPass.at_own_duty`."""
@@ -105,8 +105,7 @@ def steps_of(service: Service, variants: Sequence[str], traffic: Traffic) -> lis
     costs = KernelCosts(scenario, resolve_profile(scenario, service.profile))
     steps = []
     for rows, requests in _alike(scenario, traffic, np.maximum(1.0, loads)):
-        sizes = requests.passes(scenario.stack)
-        passes = forward_passes(scenario, variants, costs, [sizes[name] for name in _PASSES], own_duty=False)
+        passes = forward_passes(scenario, variants, costs, _sizes(requests, scenario.stack), own_duty=False)
         steps.append(Steps(rows, requests, passes))
     return steps
 
@@ -191,11 +190,16 @@ def _alike(scenario: Scenario, traffic: Traffic, decoding: Floats) -> Iterator[t
     def requests(rows: Any) -> Requests:
         return Requests.of(scenario, concurrency=lanes * decoding[rows], prompt=prompt, gen=gen)
 
-    passes = requests(slice(None)).passes(scenario.stack)
     forms = [
         np.broadcast_to(form(inputs, phase, sizes.tokens), len(decoding))
-        for phase, sizes in [passes[name] for name in _PASSES]
+        for phase, sizes in _sizes(requests(slice(None)), scenario.stack)
     ]
     for alike in np.unique(forms, axis=1).T:
         rows = np.flatnonzero((np.array(forms) == alike[:, None]).all(axis=0))
         yield rows, requests(rows)
+
+
+def _sizes(requests: Requests, stack: StackSpec) -> list[tuple[Phase, Sizes]]:
+    """Return a step that decodes, and one that runs one prompt too while prompts take none of the time, or all."""
+    single = (requests.with_prompts(stack, 1, requests.chunk, duty) for duty in (0.0, 1.0))
+    return [requests.passes(stack)["most"], *single]
