@@ -7,6 +7,7 @@ replies in the place of the server.
 
 import io
 import json
+import re
 import zipfile
 from contextlib import suppress
 from importlib import resources
@@ -24,6 +25,8 @@ from ladder_sim.system.files import write_file
 
 # views of another load of the same engine: what opens with an answer, quick to make and small
 _BRIEFLY = ("timeline", "best-plan", "before")
+# of the lists of a question, most the same in every answer
+_GROUP = re.compile(r"<optgroup.*?</optgroup>", re.DOTALL)
 
 
 def plotly() -> bytes:
@@ -47,11 +50,17 @@ def folder(queries: Queries, query: str) -> dict[str, bytes]:
         if not replies[each].parts["error"]
         for name in names
     }
+    groups: dict[str, int] = {}
+
+    def short(html: str) -> str:
+        return _GROUP.sub(lambda found: f"<!{groups.setdefault(found[0], len(groups))}>", _short(html))
+
     plain = {
-        each: {**told.plain, "parts": {name: _short(html) for name, html in told.parts.items()}}
+        each: {**told.plain, "parts": {name: short(html) for name, html in told.parts.items()}}
         for each, told in replies.items()
     }
-    held = json.dumps({"replies": plain, "panels": panels}, separators=(",", ":"), ensure_ascii=False)
+    told_once = {"replies": plain, "panels": panels, "groups": list(groups)}
+    held = json.dumps(told_once, separators=(",", ":"), ensure_ascii=False)
     page = document(replies[own], Markup(), scripts=("answers.js", "page.js"), exported=True)
     return {
         "index.html": page.encode(),

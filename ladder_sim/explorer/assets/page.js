@@ -43,7 +43,11 @@
   function answerOf(query) {
     if (!held) return fetched(`answer?${query}`);
     const missing = { parts: { error: banner("This copy does not hold this question.") }, fields: {}, copies: {} };
-    return Promise.resolve({ ...(replies[sorted(query)] || missing), query });
+    const found = replies[sorted(query)] || missing;
+    // groups of lists are held once
+    const whole = (html) => html.replace(/<!(\d+)>/g, (_, number) => held.groups[number]);
+    const parts = Object.fromEntries(Object.entries(found.parts).map(([id, html]) => [id, whole(html)]));
+    return Promise.resolve({ ...found, parts, query });
   }
 
   const panelOf = (name, query) =>
