@@ -36,8 +36,9 @@ _IN_FLIGHT = {
     "one": "decode of one request",
     "few": "decode of half of the requests",
     "most": "decode of all requests",
-    "idle": "a prompt on an idle GPU",
+    "idle": "prompts on an idle GPU",
     "busy": "a prompt on a busy GPU",
+    "several": "several prompts on a busy GPU",
     "full": "as many prompts as fit",
 }
 # name of what the CPU does before a step

@@ -46,6 +46,7 @@ def reread(path: Path, scenario: Scenario, **how: Any) -> TraceGraph:
         {"stack": "gpt-fast", "nodes": 2, "batch": 16},
         {"stack": "vllm", "batch": 16},
         {"stack": "vllm", "concurrency": 32},
+        {"stack": "vllm", "concurrency": 64, "prompt": 128},
     ],
 )
 def test_a_rewired_70b_is_its_prediction(tmp_path: Path, given: dict[str, Any]) -> None:
@@ -64,7 +65,7 @@ def test_its_steps_are_those_that_time_per_token_averages(tmp_path: Path) -> Non
     assert list(run.weights) == [
         "decode of half of the requests",
         "decode of all requests",
-        "a prompt on an idle GPU",
+        "prompts on an idle GPU",
         "a prompt on a busy GPU",
         "as many prompts as fit",
     ]
