@@ -26,7 +26,7 @@ def _compared_runs() -> list[tuple[str, StackFit | ServingCheck]]:
 
 # what else is known of such parts
 _ELSEWHERE = {
-    "GPU": " (one serving was measured on GB200, and is missed: above)",
+    "GPU": " (the one serving on GB200 is missed: above)",
     "technique": " (published gains are compared above)",
     "wiring": " (ladder with D = 1 alone; gains on one machine are compared above)",
     "nodes": " (all-reduces alone: [catalog](catalog.md#fabrics))",

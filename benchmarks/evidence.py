@@ -170,8 +170,9 @@ def _published() -> str:
     lines = []
     for (source, server), rows in groups.items():
         cells = [_ends([row for row in rows if row["figure"] in names]) for names in _PUBLISHED]
-        inside = sum(row["inside"] == "True" for row in rows)
-        lines.append((source, server, str(len({row["load"] for row in rows})), *cells, f"{inside} of {len(rows)}"))
+        judged = [row for row in rows if not row["note"]]
+        inside = sum(row["inside"] == "True" for row in judged)
+        lines.append((source, server, str(len({row["load"] for row in rows})), *cells, f"{inside} of {len(judged)}"))
     return table(("source", "server", "loads", "tok/s", "TPOT or ITL", "TTFT", "figures inside"), lines)
 
 

@@ -110,9 +110,9 @@ class Loop:
             {"prompt": load.prompt, "steps": load.gen - 1, "slots": maximum(load.kv_slots / load.lanes, 1.0)},
         ]
         values = [value for group in groups for value in group.values()]
-        served, several = [], any(isinstance(value, np.ndarray) for value in values)
-        columns = (column.ravel().tolist() for column in (np.broadcast_arrays(*values) if several else ()))
-        for row in zip(*columns, strict=True) if several else [[np.asarray(value).item() for value in values]]:
+        served, varied = [], any(isinstance(value, np.ndarray) for value in values)
+        columns = (column.ravel().tolist() for column in (np.broadcast_arrays(*values) if varied else ()))
+        for row in zip(*columns, strict=True) if varied else [[np.asarray(value).item() for value in values]]:
             given = iter(row)
             numbers, chunks, *times, cold, front_end, clients, sizes = (
                 {name: next(given) for name in group} for group in groups
@@ -130,7 +130,7 @@ class Loop:
                 **sizes,
             )
             served.append(one)
-        if not several:
+        if not varied:
             return served[0]
         return Served(**{each.name: np.array([getattr(one, each.name) for one in served]) for each in fields(Served)})
 
@@ -198,7 +198,7 @@ class Loop:
         ways = [_way(tokens, low, high) for low, high in pairwise(sizes.values())]
         shares = {name: before - after for name, before, after in zip(sizes, [1.0, *ways], [*ways, 0.0], strict=True)}
         hot, without = served.duty * with_prompts, 1.0 - with_prompts
-        # a single prompt that is much shorter than the one of "idle" takes as long at any heat
+        # where "idle" holds several prompts, one alone is too short to heat: it takes as long at any duty
         single = 0.0 if self.load.paused == "busy" else shares["busy"]
         cold = with_prompts - hot
         to_few, to_most = _way(served.decoding, 1.0, few), _way(served.decoding, few, most)

@@ -15,8 +15,8 @@ from ladder_sim.specs.stack import StackSpec
 
 # tokens of the shortest chunk of a prompt that is simulated: a step takes hardly longer for fewer
 _LEAST_CHUNK = 16
-# prompts of a full step from which one between it and a single prompt is simulated: of such short ones GEMMs are bound
-# by memory, of so many by arithmetic
+# a full step of more prompts than this is far from a step of one, whose GEMMs are bound by memory: one between them is
+# simulated too
 _MANY = 8
 
 
@@ -120,7 +120,7 @@ class Requests:
 
     @property
     def paused(self) -> str:
-        """Name of the step with prompts that "idle" is, but for the share of the time that prompts take."""
+        """Name of the step with as many prompts as "idle", which runs while prompts take none of the time."""
         return "several" if np.any(self.many) else "busy"
 
     def front_end(self, stack: Stack) -> FrontEnd:
@@ -178,7 +178,8 @@ class Requests:
             return self._decode(stack, batch + prompts)
         if np.all(self.alone):
             whole = Sizes.of(stack, "prefill", (self.prompt + chunk) / 2, batch=prompts, prompt=chunk, gen=self.gen)
-            return "prefill", replace(whole, duty=duty, whole_kv_len=where(chunk < self.prompt, self.prompt, 0))
+            read = self.prompt + (self.gen if stack.static_cache else 0)
+            return "prefill", replace(whole, duty=duty, whole_kv_len=where(chunk < self.prompt, read, 0))
         # a prompt alone has as many rows as tokens, one of which the graph of such a step takes for one that decodes
         chunk = maximum(chunk - (batch == 1) / prompts, 1)
         sizes = {"prompts": prompts, "chunk": chunk, "prompt": self.prompt, "gen": self.gen}

@@ -25,7 +25,7 @@ from ladder_sim.system.files import write_file
 
 # views of another load of the same engine: what opens with an answer, quick to make and small
 _BRIEFLY = ("timeline", "best-plan", "before")
-# of the lists of a question, most the same in every answer
+# groups of the lists of a question: most are the same in every answer
 _GROUP = re.compile(r"<optgroup.*?</optgroup>", re.DOTALL)
 
 
@@ -52,11 +52,11 @@ def folder(queries: Queries, query: str) -> dict[str, bytes]:
     }
     groups: dict[str, int] = {}
 
-    def short(html: str) -> str:
+    def grouped(html: str) -> str:
         return _GROUP.sub(lambda found: f"<!{groups.setdefault(found[0], len(groups))}>", _short(html))
 
     plain = {
-        each: {**told.plain, "parts": {name: short(html) for name, html in told.parts.items()}}
+        each: {**told.plain, "parts": {name: grouped(html) for name, html in told.parts.items()}}
         for each, told in replies.items()
     }
     told_once = {"replies": plain, "panels": panels, "groups": list(groups)}

@@ -61,7 +61,8 @@ class InContext(Shape):
         if self.shares_step:
             own = {"batch": sizes.prompts, "q_len": sizes.chunk, "kv_len": sizes.chunk_kv_len}
         elif np.any(sizes.whole_kv_len):
-            own |= {"kv_len": sizes.whole_kv_len} if self.reads_whole_cache else {"shares_step": True}
+            whole = where(sizes.whole_kv_len > 0, sizes.whole_kv_len, sizes.kv_len)
+            own |= {"kv_len": whole} if self.reads_whole_cache else {"shares_step": True}
         return replace(self, **own)
 
 

@@ -59,7 +59,7 @@ class LoadsReport(Report[LoadValidation]):
         loads, timed = self.answer, self._timed
         remarks = list(left_out((each.note for each in loads if each.note), len(loads), "loads"))
         if grown := sum(not each.stable for each in timed):
-            text = f"of {counted_text(grown, 'load')} {GROWS}: times to first token grow without limit there."
+            text = f"of {counted_text(grown, 'load')} {GROWS}: TTFT and E2E there are not counted."
             remarks.append(Remark("apart", text))
         if confidences := [each.confidence for each in timed if each.confidence]:
             remarks.append(Remark("evidence", evidence_text(confidences[0])))

@@ -56,11 +56,11 @@ def drafted_label(speculation: Speculation | None) -> str:
 
 def slo_label(slo: SLO) -> str:
     """Return the bounds of an SLO as text, e.g. "TTFT p95 500 ms, TPOT p95 30 ms"."""
-    return ", ".join(f"{bound_label(each.name)} {limit_text(each.seconds)}" for each in slo.bounds)
+    return ", ".join(f"{bound_label(each.name)} {bound_text(each.seconds)}" for each in slo.bounds)
 
 
-def limit_text(seconds: float) -> str:
-    """Return a bound on a time as it was typed: "30 ms"."""
+def bound_text(seconds: float) -> str:
+    """Return a bound on a time with no more digits than it needs: "30 ms"."""
     size, unit = step_for(seconds, "s")
     return f"{seconds / size:.4g} {unit}"
 

@@ -119,7 +119,8 @@ def used_settings(scenario: Scenario) -> frozenset[str]:
 
 # kind of a caution that a setting changes nothing
 UNUSED = "unused"
-# kinds of cautions that come before the others: without one the figures mislead, the other qualifies figures that hold
+# kinds of cautions that come before the others: with one figures may be wrong, with the other they hold and a decision
+# may change
 DOUBT, DECISIVE = "doubt", "decisive"
 
 

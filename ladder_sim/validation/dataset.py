@@ -21,6 +21,7 @@ from ladder_sim.errors import InfeasibleError, UnknownNameError, UsageError
 from ladder_sim.hf.feed_forward import Moe
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS, Argument
+from ladder_sim.specs.cluster import THIS_MACHINE
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.system.files import read_bytes, shown_path
@@ -314,7 +315,12 @@ def _least_step_s(configuration: Configuration, variant: str) -> float:
 
 
 def least_step_s(scenario: Scenario) -> float:
-    """Return the seconds below which no step takes as long as the weights that it reads."""
+    """Return the seconds that no step falls below: half of what the memory needs for the weights that it reads.
+
+    They are 0 of "this-machine", which has no datasheet.
+    """
+    if scenario.cluster.name == THIS_MACHINE:
+        return 0.0
     # imported here: --help needs no numpy
     from ladder_sim.costs.memory import weight_bytes
 

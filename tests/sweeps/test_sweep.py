@@ -57,6 +57,24 @@ def test_every_point_equals_a_single_prediction() -> None:
             assert [found[f"{variant}.{metric}"][row] for metric in metrics] == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("asked", "axis"),
+    [
+        ({"model": "8b", "technique": "token-split:2"}, {"batch": (1, 4)}),
+        ({"model": "8b", "stack": "vllm", "stack.attention": "math", "concurrency": 1}, {"prompt": (1024, 16384)}),
+    ],
+    ids=["split", "chunks"],
+)
+def test_whole_prompts_and_parts_of_them_share_a_sweep(asked: dict[str, Any], axis: dict[str, Any]) -> None:
+    """Regression: attention of the whole prompts among them had no context, and the sweep ended with an error."""
+    settings = {name: value for name, value in asked.items() if "." in name}
+    fields = {name: value for name, value in asked.items() if name not in settings}
+    found = sweep(None, {**asked, **axis}, ["standard"])
+    for row, (name, value) in enumerate((name, value) for name, values in axis.items() for value in values):
+        alone = predict_one(Scenario(**fields, **{name: value}, overrides=settings))
+        assert found["standard.ttft_s"][row] == pytest.approx(alone.ttft_s)
+
+
 def test_an_error_of_one_point_is_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a sweep of thousands of points that ends at one of them, whatever its error is."""
     whole = evaluation.simulated_alike

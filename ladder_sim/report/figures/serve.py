@@ -20,7 +20,7 @@ from ladder_sim.report.figures.style import (
     figure,
     variant_colour,
 )
-from ladder_sim.report.requests import limit_text, manner_label, requests_label
+from ladder_sim.report.requests import bound_text, manner_label, requests_label
 from ladder_sim.serving import SLO, Capacity, Outcome, Served
 from ladder_sim.serving.requests.slo import Metric
 
@@ -107,7 +107,7 @@ def _promised(panels: Figure, slo: SLO | None) -> None:
     for bound in slo.bounds if slo else ():
         if bound.metric in _TIMES:
             row = list(_TIMES).index(bound.metric) + 1
-            text = f"{bound.name.partition('_')[2]} \N{LESS-THAN OR EQUAL TO} {limit_text(bound.seconds)}"
+            text = f"{bound.name.partition('_')[2]} \N{LESS-THAN OR EQUAL TO} {bound_text(bound.seconds)}"
             line = {"color": SERIES_COLOURS[5], "dash": "dash", "width": 1.5}
             place = {"annotation": {"text": text, "bgcolor": _PAPER}, "annotation_position": "bottom left"}
             panels.add_vline(x=1e3 * bound.seconds, row=row, line=line, **place)
@@ -207,7 +207,7 @@ def bound_figure(capacity: Capacity, number: int) -> Figure:
                 "range": [0.0, _REACH * limit_ms],
             },
             "shapes": [{**limit, "line": {"color": NOW_MARKER["color"], "dash": "dash", "width": 1.5}}],
-            "annotations": [{**text, "showarrow": False, "text": f"SLO: {limit_text(bound.seconds)}"}],
+            "annotations": [{**text, "showarrow": False, "text": f"SLO: {bound_text(bound.seconds)}"}],
         },
     )
 

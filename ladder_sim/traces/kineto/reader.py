@@ -205,7 +205,7 @@ def _check_times(kernels: Sequence[Event]) -> None:
     elif len(kernels) >= _SEVERAL and shortest_us > _SHORTEST_US:
         wrong = f"the shortest of {len(kernels)} kernels lasts {shortest_us:.3g} us, and the shortest take about 1 us"
     streams: dict[tuple[Any, Any], list[float]] = {}
-    for each in kernels:
+    for each in (kernel for kernel in kernels if kernel.thread is not None):
         busy = streams.setdefault((each.process, each.thread), [0.0, 0.0, -math.inf])
         busy[0] += each.end_us - each.start_us
         busy[1] += max(each.end_us - max(each.start_us, busy[2]), 0.0)
@@ -216,7 +216,7 @@ def _check_times(kernels: Sequence[Event]) -> None:
                 f"kernels of stream {stream} last {sum_us:.3g} us together, in {busy_us:.3g} us: it runs one at a time"
             )
     if wrong:
-        raise UsageError(wrong, hint="its times must be microseconds: record it again, or convert it")
+        raise UsageError(wrong, hint="its times must be microseconds, of one rank: record it again, or convert it")
 
 
 def _check_single(category: str, events: Sequence[Event]) -> None:
@@ -272,6 +272,8 @@ def _slim(item: dict[str, Any], dropped: Counter[str]) -> Any:
     start_us: Any = item["ts"]
     duration_us: Any = item.get("dur")
     name, args = item.get("name", ""), item.get("args") or {}
+    if duration_us is None:
+        raise TypeError(f"{quoted(name)} at {quoted(start_us)} has no dur: it still ran when the recording stopped")
     if not all(isinstance(time_us, int | float) for time_us in (start_us, duration_us)):
         raise TypeError(f"{quoted(name)} at {quoted(start_us)} lasts {quoted(duration_us)}: times must be numbers")
     if not (0 <= duration_us < _LONG_US and abs(start_us) < _LONG_US):
