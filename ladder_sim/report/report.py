@@ -26,8 +26,8 @@ LINES, WIDTH = 14, 100
 # columns of the word before a remark
 _MARGIN = 10
 _STYLES = {"caution": "yellow"}
-# words of remarks that every answer has room for
-_REASONS = ("why", "evidence")
+# words of remarks that every answer has room for, what gets it first ahead
+_REASONS = ("evidence", "why", "cost")
 _SENTENCES = re.compile(r"(?<=\.) (?=[A-Z])")
 
 
@@ -147,8 +147,7 @@ def _by_need(remarks: Sequence[Remark], doubt: Collection[Remark]) -> Iterator[t
     numbered = list(enumerate(remarks))
     first = [(number, each) for number, each in numbered if each in doubt]
     reasons = [(number, each) for number, each in numbered if each.word in _REASONS]
-    # the evidence first: its error says more than a reason
-    reasons.sort(key=lambda entry: entry[1].word)
+    reasons.sort(key=lambda entry: _REASONS.index(entry[1].word))
     others = [entry for entry in numbered if entry not in (*first, *reasons)]
     yield from ((number, each.first) for number, each in first)
     yield from ((number, each.clause) for number, each in reasons)
