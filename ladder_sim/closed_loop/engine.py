@@ -314,6 +314,7 @@ def _served(parts: Sequence[tuple[float, _Priced]], clients: Clients, front_end:
         return sum(share * float(of(each)) for share, each in parts)
 
     requests, now_s = parts[0][1].plan.requests, mean(lambda each: each.times_s.now)
+    most = max(clients.slots, 1)
     further_s = mean(lambda each: each.times_s.further)
     tpot_s = further_s / mean(lambda each: each.plan.tokens)
     front_end_s = float(front_end.outside_s(tpot_s))
@@ -336,9 +337,10 @@ def _served(parts: Sequence[tuple[float, _Priced]], clients: Clients, front_end:
         ttft_p50_s=_weighted_median(waits_s, weights),
         prompt_s=prompts_s / (mean(lambda each: each.plan.prompt_tokens) / clients.prompt),
         duty=prompts_s / now_s,
-        running=min(mean(lambda each: each.times_s.ran) / now_s, clients.concurrency),
+        # requests that follow stand for more, those next to which they are admitted for themselves
+        running=min(mean(lambda each: each.times_s.ran) / now_s, most),
         tpot_s=tpot_s,
-        decoding=min(further_s / now_s, clients.concurrency),
+        decoding=min(further_s / now_s, most),
         decode_s=min(alone_s, tpot_s),
         cycle_steps=steps * in_engine / requests,
         prompt_steps=min(mean(lambda each: each.plan.prompt_steps) / steps, 1.0),

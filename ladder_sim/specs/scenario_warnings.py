@@ -207,7 +207,7 @@ def _precision(scenario: Scenario) -> Iterator[str]:
         yield Caution(
             f"{gpu.name} has no {tensor_cores} tensor cores: {dtype} saves memory and its "
             "traffic, and is multiplied at the rate of bf16",
-            DECISIVE,
+            DOUBT,
         )
     for figure in ("bf16_flops", "fp8_flops", "fp4_flops"):
         if f"gpu.{figure}" in scenario.settings:

@@ -141,11 +141,15 @@ class ResidualStream:
             before_BTD = self.x_BTD
             self._add_to([each for each in self._alike(()) if each[0] is not before_BTD], y_BTD)
             lanes = [lane for lane, x_BTD in self._streams.items() if x_BTD is before_BTD]
-            x_BTD, n_BTD = kernels.add_norm(self.x_BTD, y_BTD, norm.weight_D, norm.eps)
+            x_BTD, n_BTD = self._add_norm(norm, y_BTD)
             self._streams.update(dict.fromkeys(lanes, x_BTD))
             return n_BTD
         self._add(last)
         return self.x_BTD if norm is None else norm(self.x_BTD)
+
+    def _add_norm(self, norm: RMSNorm, y_BTD: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the residual stream with an output added, and the norm of that."""
+        return kernels.add_norm(self.x_BTD, y_BTD, norm.weight_D, norm.eps)
 
     def _add_others(self, x_BTD: Tensor, sum_BTD: Tensor, own_BTD: Tensor) -> Tensor:
         """Return a stream with all of a sum, given this rank's part, which the stream has already."""
