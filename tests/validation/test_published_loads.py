@@ -106,7 +106,7 @@ def test_times_of_a_queue_that_grows_are_counted_apart() -> None:
     summary, text = loads.to_dict()["summary"], " ".join(str(loads).split())
     assert (summary["ttft_mean_s"]["n"], summary["tpot_mean_s"]["n"]) == (1, 2)
     assert "mean TTFT by 20.0 % on average" in text
-    assert "of 1 load the queue grows in the prediction: times to first token grow without limit there." in text
+    assert "of 1 load the queue grows in the prediction: TTFT and E2E there are not counted." in text
     assert [row["note"] for row in loads.to_dict()["rows"]] == ["", "", "", GROWS]
     assert "250" in str(LoadValidation(name="one", rows=loads.rows[1:]))
 
