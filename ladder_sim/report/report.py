@@ -66,7 +66,7 @@ class Brief:
     """What else the reader could do, and what it costs."""
     cautions: Sequence[str] | None = None
     """Warnings, by default those of the answer's notes: those that change a decision stand before the offers, the
-    others at the end. The first that puts the figures in doubt always has room."""
+    others at the end. Those that put the figures in doubt have room first."""
     more: str = ""
     """What --explain has besides them, e.g. "12 more plans"."""
 
@@ -84,7 +84,7 @@ class Brief:
         room -= _remark_height(console, self._rest(len(wanted)))
         for spare in (room - 1, room):
             kept: dict[int, Remark] = {}
-            for number, part in _by_need(wanted, doubt[:2]):
+            for number, part in _by_need(wanted, doubt):
                 longer = _remark_height(console, part)
                 longer -= _remark_height(console, kept[number]) if number in kept else 0
                 if longer <= spare:
@@ -149,9 +149,8 @@ def _by_need(remarks: Sequence[Remark], doubts: Sequence[Remark]) -> Iterator[tu
     reasons = [(number, each) for number, each in numbered if each.word in _REASONS]
     reasons.sort(key=lambda entry: _REASONS.index(entry[1].word))
     others = [entry for entry in numbered if entry not in (*first, *reasons)]
-    yield from ((number, each.first) for number, each in first[:1])
+    yield from ((number, each.first) for number, each in first)
     yield from ((number, each.clause) for number, each in reasons)
-    yield from ((number, each.first) for number, each in first[1:])
     yield from ((number, each.first) for number, each in reasons)
     yield from reasons
     yield from ((number, each.first) for number, each in others)

@@ -285,13 +285,16 @@ def test_reasons_have_room_before_cautions(asked: dict[str, Any]) -> None:
     predictions = predict(Scenario(**asked), ignore_memory=True)
     lines = lines_of(predictions)
     words = [line.split(" ", 1)[0] for line in lines]
-    assert {"why", "evidence"} <= set(words)
     warnings = predictions.confidence.warnings
+    doubts = [text for text in warnings if gravity(text) == 2]
+    assert "evidence" in words
+    # that several figures are in doubt says more than why
+    assert "why" in words or len(doubts) > 1
     hidden = len(warnings) - words.count("caution")
     assert lines[-1].endswith(f" and {hidden} caution{'s' if hidden > 1 else ''}") == (hidden > 0)
     explained = " ".join(predictions.explain().split())
     assert all(" ".join(text.split()) in explained for text in warnings)
-    if doubts := [text for text in warnings if gravity(text) == 2]:
+    if doubts:
         assert " ".join(doubts[0].split()).partition(". ")[0] in " ".join(" ".join(lines).split())
 
 
